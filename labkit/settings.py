@@ -82,7 +82,9 @@ def _sentence(name: str, item: Any, model: type[BaseModel]) -> str:
     field = model.model_fields.get(name)
     takes = dict(field.json_schema_extra or {}) if field and isinstance(field.json_schema_extra, dict) else {}
     value = item["input"] if len(item["loc"]) < 2 or isinstance(item["input"], str | int | float) else "…"
-    reason = f"it takes {takes['takes']}" if "takes" in takes else str(item["msg"]).removeprefix("Value error, ")
+    reason = (
+        f"it takes {takes['takes']}" if "takes" in takes else str(item["msg"]).removeprefix("Value error, ")
+    )
     return f"{name} = {value!r} can't be used: {reason}"
 
 
@@ -118,7 +120,9 @@ class ServerSettings(Setting):
         "auto", description="flash attention", json_schema_extra=_takes('"auto", "on" or "off"')
     )
     cache_ram: Annotated[Whole, Field(ge=-1)] = Field(
-        0, description="MiB of RAM for idle prompts; 0: off", json_schema_extra=_takes("MiB, or -1 for no limit")
+        0,
+        description="MiB of RAM for idle prompts; 0: off",
+        json_schema_extra=_takes("MiB, or -1 for no limit"),
     )
     gpu_layers: Annotated[Whole, Field(ge=0)] | Literal["auto"] = Field(
         "auto", description="layers on the GPU", json_schema_extra=_takes('a whole number from 0, or "auto"')
@@ -171,7 +175,9 @@ class RequestPlan(Setting):
     @classmethod
     def _one_answer(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.pop("n", 1) != 1:
-            raise ValueError("n above 1 claims that many slots for one request: plan separate requests instead")
+            raise ValueError(
+                "n above 1 claims that many slots for one request: plan separate requests instead"
+            )
         return data
 
 
@@ -201,7 +207,9 @@ class LoadPlan(Setting):
             raise ValueError("two requests carry the same seed: they could not be told apart in /slots")
         for position, request in enumerate(self.requests):
             if request.after and request.after.label not in labels[:position]:
-                raise ValueError(f"{request.label} waits for {request.after.label!r}, which is not planned before it")
+                raise ValueError(
+                    f"{request.label} waits for {request.after.label!r}, which is not planned before it"
+                )
         return self
 
 

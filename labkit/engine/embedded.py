@@ -36,7 +36,9 @@ def embedded_build() -> dict[str, Any]:
         version = importlib.metadata.version(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
         raise EngineError(
-            "the embedded engine is not installed", why=f"no {PACKAGE} in {sys.prefix}", hint="pip install -r requirements.txt"
+            "the embedded engine is not installed",
+            why=f"no {PACKAGE} in {sys.prefix}",
+            hint="pip install -r requirements.txt",
         ) from None
     return {
         "package": f"{PACKAGE} {version}",

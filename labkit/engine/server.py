@@ -67,7 +67,9 @@ def api_key() -> Secret | None:
         try:
             value = Path(path).read_text(encoding="utf-8").strip()
         except OSError as error:
-            raise ParameterError(f"{KEY_FILE_VARIABLE} = {path} can't be read", why=str(error.strerror)) from None
+            raise ParameterError(
+                f"{KEY_FILE_VARIABLE} = {path} can't be read", why=str(error.strerror)
+            ) from None
     return Secret(value) if value else None
 
 
@@ -223,7 +225,9 @@ def _spawn(
     values = start_values(settings, model_path=str(model.path), alias=alias, port=port)
     order = {"attributes": to_attributes(values), "api_keys": [key.reveal()] if key else []}
     process = ServerProcess(
-        Command(argv=embedded_argv(), env=_scrubbed_environment(), stdin=json.dumps(order), log_path=log_path),
+        Command(
+            argv=embedded_argv(), env=_scrubbed_environment(), stdin=json.dumps(order), log_path=log_path
+        ),
         lock_timeout_s=lock_timeout_s,
     )
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -322,7 +326,9 @@ def _died(server: Server) -> Exception:
     if kind == "port":
         return PortInUseError(f"the server could not listen on {server.base_url}", why=reason)
     if kind == "model":
-        return ModelError(f"the engine can't load {server.model.path.name}", why=reason, hint=f"the log, {server.log_path}")
+        return ModelError(
+            f"the engine can't load {server.model.path.name}", why=reason, hint=f"the log, {server.log_path}"
+        )
     return ServerDiedError(
         f"the server {server.process.exit_text} while starting",
         why=f"its last words:\n{tail}\n",
@@ -357,7 +363,9 @@ async def _identify(server: Server) -> None:
     server.build = server.build | {"reported": props.get("build_info")}
     asked, got = server.settings.parallel, server.effective.slots
     if asked != "auto" and got != asked:
-        raise IdentityError(f"asked for {asked} slots, the server has {got}", hint="another build of llama-server")
+        raise IdentityError(
+            f"asked for {asked} slots, the server has {got}", hint="another build of llama-server"
+        )
 
 
 async def _json(client: httpx.AsyncClient, url: str) -> dict[str, Any]:
@@ -374,13 +382,19 @@ def _refuse_stranger(server: Server, props: dict[str, Any]) -> None:
     """Make sure that the server that answers is the one that was started."""
     alias = server.build["alias"]
     differs = [
-        f"its alias is {props.get('model_alias')!r}, not {alias!r}" if props.get("model_alias") != alias else "",
-        f"its model is {props.get('model_path')!r}" if props.get("model_path") != str(server.model.path) else "",
+        f"its alias is {props.get('model_alias')!r}, not {alias!r}"
+        if props.get("model_alias") != alias
+        else "",
+        f"its model is {props.get('model_path')!r}"
+        if props.get("model_path") != str(server.model.path)
+        else "",
         "the listening socket is not its own" if not _holds_socket(server) else "",
     ]
     if any(differs):
         raise IdentityError(
-            f"another server answers at {server.base_url}", why="; ".join(filter(None, differs)), hint="another port"
+            f"another server answers at {server.base_url}",
+            why="; ".join(filter(None, differs)),
+            hint="another port",
         )
 
 

@@ -1,0 +1,331 @@
+"""Slot lanes: who held which slot, and when; the picture of this project.
+
+Time runs to the right, a lane for each slot. In a lane: outline while a request waits on its slot, solid
+while its prompt is prefilled, tint while it decodes, a tick for each token as the client got it. Under
+each lane a strip with what /slots said at each poll, so that the two sources are seen to agree. Requests
+without a slot wait in rows of their own above the lanes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from labkit.analyze.frames import FOREIGN, RunFrames, known
+from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, colours, finished, nothing_to_draw
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LANE_PX, QUEUE_PX = 84, 30
+# parts of a lane's height, from its top
+BAR_TOP, BAR_BOTTOM, STRIP_TOP, STRIP_BOTTOM = 0.30, 0.74, 0.82, 0.93
+MAX_MARKS = 1500  # of one kind in one arm: more than a picture of this width can show apart
+ARM_NAMES = {"treatment": "continuous batching on", "control": "continuous batching off (control)"}
+
+
+def slot_lanes(frames: RunFrames, *, title: str, subtitle: list[str]) -> Any:
+    """Draw the lanes of every arm under each other on one time axis.
+
+    Args:
+        frames: the run.
+        title: what the picture shows.
+        subtitle: run facts, a line each.
+
+    Returns:
+        An alt.VConcatChart.
+    """
+    import altair as alt
+
+    if frames.phases.empty:
+        return nothing_to_draw(alt, title, subtitle)
+    end_s = max(float(frames.phases["end_s"].max()), 0.1)
+    datasets = Datasets()
+    arms = [_Arm(frames, arm, end_s, datasets).chart(alt, last=arm == frames.arms[-1]) for arm in frames.arms]
+    legend = "outline: waits · solid: prefill · tint: decode · tick: a token reaches the client"
+    strip = "strip under a lane: what /slots said, filled = progress of this very task, hollow = busy without any"
+    chart = alt.vconcat(*arms, spacing=22).resolve_scale(x="shared")
+    return finished(chart, datasets, title, [*subtitle, legend, strip])
+
+
+class _Arm:
+    """One arm's rows on a quantitative y axis: 0 is the top, each lane is 1 high."""
+
+    def __init__(self, frames: RunFrames, arm: str, end_s: float, datasets: Datasets) -> None:
+        self.frames, self.arm, self.end_s, self.datasets = frames, arm, end_s, datasets
+        self.phases = self._of(frames.phases)
+        self.requests = self._of(frames.requests)
+        self.deferred = list(dict.fromkeys(self.phases[self.phases["phase"] == "deferred"]["label"]))
+        self.slots = self._slots()
+        # arrivals have a row of their own; each deferred request one more
+        self.queue = 0.36 * (1 + len(self.deferred))
+        self.height = self.queue + len(self.slots)
+
+    def _of(self, frame: pd.DataFrame) -> pd.DataFrame:
+        return frame[frame["arm"] == self.arm]
+
+    def _slots(self) -> list[int]:
+        effective = (self.frames.facts(self.arm).get("server") or {}).get("effective") or {}
+        seen = {*self.phases["slot"].dropna(), *range(effective.get("slots") or 0)}
+        return sorted(int(slot) for slot in seen)
+
+    def _lane(self, slot: Any) -> float:
+        return self.queue + self.slots.index(int(slot))
+
+    # --- layers ---------------------------------------------------------------------------------------
+
+    def chart(self, alt: Any, *, last: bool) -> Any:
+        self.alt, self.last = alt, last
+        labels = [*sorted(set(self.requests["label"])), FOREIGN]
+        scale = colours(alt, labels)
+        self.colour = alt.Color("label:N", scale=scale, legend=None)
+        self.stroke = alt.Stroke("label:N", scale=scale, legend=None)
+        layers = [
+            self._lane_background(),
+            self._bars("prefill", opacity=1.0),
+            self._bars("decode", opacity=0.24),
+            self._waits(),
+            self._ticks(),
+            *self._strip(),
+            self._last_token(),
+            *self._texts(),
+            *self._stalls(),
+            *self._arrivals(),
+        ]
+        height = int(QUEUE_PX * (1 + len(self.deferred)) + LANE_PX * len(self.slots))
+        name = {"text": ARM_NAMES.get(self.arm, self.arm), "anchor": "start", "frame": "bounds"}
+        return alt.layer(*layers).properties(width=WIDTH, height=height, title=name)
+
+    def _x(self, field: str, **more: Any) -> Any:
+        shown = {} if self.last else {"labels": False, "ticks": False, "domain": False}
+        title = "time since A was sent (s)" if self.last else None
+        axis = self.alt.Axis(title=title, grid=True, tickCount=12, labelFlush=False, **shown)
+        scale = self.alt.Scale(domain=[0, self.end_s * 1.005], nice=False)
+        return self.alt.X(f"{field}:Q", axis=axis, scale=scale, **more)
+
+    def _y(self, field: str) -> Any:
+        middles = [self._lane(slot) + (BAR_TOP + BAR_BOTTOM) / 2 for slot in self.slots]
+        names = [f"'slot {slot}'" for slot in self.slots]
+        cases = "".join(
+            f"abs(datum.value - {middle}) < 0.01 ? {name} : " for middle, name in zip(middles, names, strict=True)
+        )
+        axis = self.alt.Axis(
+            values=middles, labelExpr=f"{cases}''", title=None, grid=False, ticks=False, domain=False,
+            labelFontSize=14, labelFontWeight="bold", labelPadding=8,
+        )  # fmt: skip
+        scale = self.alt.Scale(domain=[self.height, 0], nice=False, zero=False)
+        return self.alt.Y(f"{field}:Q", axis=axis, scale=scale)
+
+    def _marks(self, rows: list[dict[str, Any]]) -> Any:
+        return self.datasets.chart(self.alt, rows)
+
+    def _rects(self, rows: list[dict[str, Any]], **mark: Any) -> Any:
+        return self._marks(rows).mark_rect(**mark).encode(self._x("x"), self._y("y"), x2="x2:Q", y2="y2:Q")
+
+    def _lane_background(self) -> Any:
+        rows = [
+            {"x": 0, "x2": self.end_s * 1.005, "y": self._lane(slot) + BAR_TOP, "y2": self._lane(slot) + BAR_BOTTOM}
+            for slot in self.slots
+        ]
+        return self._rects(rows, color="#F5F6F7")
+
+    def _spans(self, phase: str) -> list[dict[str, Any]]:
+        spans = []
+        for row in self.phases[self.phases["phase"] == phase].itertuples():
+            if known(row.slot):
+                lane = self._lane(row.slot)
+                at = {"x": row.start_s, "x2": row.end_s, "y": lane + BAR_TOP, "y2": lane + BAR_BOTTOM}
+                spans.append(at | {"label": row.label})
+        return spans
+
+    def _bars(self, phase: str, *, opacity: float) -> Any:
+        return self._rects(self._spans(phase), opacity=opacity, cornerRadius=2).encode(color=self.colour)
+
+    def _waits(self) -> Any:
+        inset = 0.09
+        rows = [
+            row | {"y": row["y"] + inset, "y2": row["y2"] - inset}
+            for row in self._spans("waiting")
+            if row["x2"] - row["x"] > 0.01 * self.end_s  # shorter: an outline would hide what follows it
+        ]
+        for row in self.phases[self.phases["phase"] == "deferred"].itertuples():
+            top = self._queue_row(row.label)
+            rows.append({"x": row.start_s, "x2": row.end_s, "y": top + 0.08, "y2": top + 0.28, "label": row.label})
+        outline = {"fill": "white", "fillOpacity": 0.6, "strokeDash": [4, 3], "strokeWidth": 1.6}
+        return self._rects(rows, **outline).encode(stroke=self.stroke)
+
+    def _queue_row(self, label: str) -> float:
+        return 0.36 * (1 + self.deferred.index(label))
+
+    def _ticks(self) -> Any:
+        slot_of = {row.label: row.slot for row in self.phases.itertuples() if known(row.slot)}
+        tokens = self._of(self.frames.tokens)
+        rows = [
+            {"x": row.t_s, "y": self._lane(slot_of[row.label]) + 0.38, "y2": self._lane(slot_of[row.label]) + 0.66, "label": row.label}
+            for row in thinned(tokens, "t_s", self.end_s).itertuples()
+            if row.label in slot_of
+        ]
+        return (
+            self._marks(rows)
+            .mark_rule(strokeWidth=1.1, opacity=0.85)
+            .encode(self._x("x"), self._y("y"), y2="y2:Q", color=self.colour)
+        )
+
+    def _strip(self) -> list[Any]:
+        rows = []
+        for row in poll_spans(self._of(self.frames.slots)):
+            lane = self._lane(row.pop("slot"))
+            rows.append(row | {"y": lane + STRIP_TOP, "y2": lane + STRIP_BOTTOM})
+        fresh = self._rects([row for row in rows if row["fresh"]]).encode(color=self.colour)
+        stale = self._rects([row for row in rows if not row["fresh"]], fill="white", strokeWidth=1)
+        return [fresh, stale.encode(stroke=self.stroke)]
+
+    def _last_token(self) -> Any:
+        a = self.phases[(self.phases["label"] == "A") & (self.phases["phase"] == "decode")]
+        rows = [{"x": float(row.end_s), "y": 0.0, "y2": self.height} for row in a.itertuples()]
+        return (
+            self._marks(rows)
+            .mark_rule(color=INK, strokeDash=[2, 3], strokeWidth=1.2)
+            .encode(self._x("x"), self._y("y"), y2="y2:Q")
+        )
+
+    # --- words ----------------------------------------------------------------------------------------
+
+    def _text(self, rows: list[dict[str, Any]], **mark: Any) -> Any:
+        style = {"align": "left", "baseline": "middle", "fontSize": 12, "color": INK} | mark
+        return self._marks(rows).mark_text(**style).encode(self._x("x"), self._y("y"), text="text:N")
+
+    def _texts(self) -> list[Any]:
+        stalled = set(self._of(self.frames.stalls)["label"])
+        names, details, end_details = [], [], []
+        for row in self.requests.itertuples():
+            spans = self.phases[(self.phases["label"] == row.label) & self.phases["phase"].isin(["prefill", "decode"])]
+            if spans.empty or spans["slot"].isna().all():
+                continue
+            y = self._lane(spans["slot"].dropna().iloc[0]) + 0.17
+            names.append({"x": float(spans["start_s"].min()), "y": y, "text": row.label, "label": row.label})
+            # a stalled stream has words of its stalls near its start, and is long: its details go to its end
+            if row.label in stalled:
+                end_details.append({"x": float(spans["end_s"].max()), "y": y, "text": self._detail(row)})
+            else:
+                details.append({"x": float(spans["start_s"].min()), "y": y, "text": self._detail(row)})
+        return [
+            self._text(names, fontSize=15, fontWeight="bold", dx=1).encode(color=self.colour),
+            self._text(details, color=QUIET_INK, dx=18, fontSize=11.5),
+            self._text(end_details, color=QUIET_INK, dx=-6, fontSize=11.5, align="right"),
+            *self._end_texts(),
+        ]
+
+    def _end_texts(self) -> list[Any]:
+        a = self.phases[(self.phases["label"] == "A") & (self.phases["phase"] == "decode")]
+        ends = [{"x": float(row.end_s), "y": 0.17, "text": "A's last token"} for row in a.itertuples()]
+        early = [row for row in ends if row["x"] <= 0.86 * self.end_s]
+        late = [row for row in ends if row not in early]
+        return [
+            self._text(early, dx=5, color=QUIET_INK),
+            self._text(late, dx=-5, align="right", color=QUIET_INK),
+        ]
+
+    def _detail(self, row: Any) -> str:
+        prefill = f"prefill {seconds_text(row.prefill_s)}" if known(row.prefill_s) else ""
+        bad = row.outcome if row.outcome not in ("completed", "slot_limit") else ""
+        parts = [prefill, f"{row.tokens} tokens", bad]
+        return " · ".join(part for part in parts if part)
+
+    def _stalls(self) -> list[Any]:
+        stalls = self._of(self.frames.stalls)
+        brackets, words = [], []
+        for _, group in stalls.groupby(["label", "cause"]):
+            worst = group.loc[group["gap_s"].idxmax()]
+            slots = self.phases[(self.phases["label"] == worst["label"]) & self.phases["slot"].notna()]["slot"]
+            if slots.empty:
+                continue
+            y = self._lane(slots.iloc[0]) + 0.255
+            brackets.append({"x": worst["start_s"], "x2": worst["end_s"], "y": y})
+            many = f" (longest of {len(group)})" if len(group) > 1 else ""
+            text = f"{worst['label']} stalls {seconds_text(worst['gap_s'])}{many}"
+            words.append({"x": worst["end_s"], "y": y - 0.085, "text": text})
+        rule = self._marks(brackets).mark_rule(color=INK, strokeWidth=2).encode(self._x("x"), self._y("y"), x2="x2:Q")
+        return [rule, self._text(words, fontSize=11.5, dx=2)]
+
+    def _arrivals(self) -> list[Any]:
+        marks, words = [], []
+        for row in self.requests.itertuples():
+            if row.label == "A" or not known(row.sent_s):
+                continue
+            marks.append({"x": row.sent_s, "y": 0.17, "label": row.label})
+            words.append({"x": row.sent_s, "y": 0.15, "label": row.label, "text": self._arrival(row)})
+        together = _merged(words)
+        triangle = (
+            self._marks(marks)
+            .mark_point(shape="triangle-down", size=90, filled=True, opacity=1)
+            .encode(self._x("x"), self._y("y"), color=self.colour)
+        )
+        waits = [
+            {
+                "x": float(span.end_s) if span.end_s < 0.8 * self.end_s else float(span.start_s) + 0.004 * self.end_s,
+                "y": self._queue_row(span.label) + 0.18,
+                "text": f"{span.label} waits {seconds_text(span.end_s - span.start_s)} for a slot",
+            }
+            for span in self.phases[self.phases["phase"] == "deferred"].itertuples()
+        ]
+        held = [
+            {"x": row["x"], "y": (row["y"] + row["y2"]) / 2, "text": f"{row['label']} owns the slot, waits {seconds_text(row['x2'] - row['x'])}"}
+            for row in self._spans("waiting")
+            if row["x2"] - row["x"] > 0.2 * self.end_s
+        ]
+        return [triangle, self._text(together, dx=9), self._text(waits, dx=5), self._text(held, dx=8)]
+
+    def _arrival(self, row: Any) -> str:
+        if not known(row.ttft_s):
+            return f"{row.label} sent"
+        return f"{row.label} sent, first token after {seconds_text(row.ttft_s)}"
+
+
+def _merged(words: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join the words of requests sent together, which would lie on each other."""
+    if len(words) < 2:
+        return words
+    rows = sorted(words, key=lambda row: row["x"])
+    return [rows[0] | {"text": "; ".join(row["text"] for row in rows)}]
+
+
+def seconds_text(value: float) -> str:
+    return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def thinned(frame: pd.DataFrame, time: str, end_s: float) -> pd.DataFrame:
+    """Return at most one row a request and pixel: more could not be seen, and Altair refuses 5,000."""
+    if len(frame) <= MAX_MARKS:
+        return frame
+    pixels = max(1, MAX_MARKS // max(1, frame["label"].nunique()))
+    pixel = (frame[time] / max(end_s, 1e-9) * pixels).astype(int)
+    return frame[~frame.assign(pixel=pixel).duplicated(["label", "pixel"])]
+
+
+def poll_spans(slots: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the strip's pieces: one for each busy slot and poll, or runs of equal ones where there are many."""
+    if slots.empty:
+        return []
+    busy = slots[slots["busy"].fillna(False) & (slots["received_s"] >= 0)]
+    polls = slots.groupby("poll")["received_s"].first()
+    interval_s = float(polls.diff().median()) if len(polls) > 1 else 0.05
+    spans = [
+        {"slot": int(row.slot), "label": row.label, "fresh": bool(row.fresh), "poll": int(row.poll),
+         "x": float(row.received_s) - 0.3 * interval_s, "x2": float(row.received_s) + 0.3 * interval_s}
+        for row in busy.sort_values(["slot", "poll"]).itertuples()
+    ]  # fmt: skip
+    return spans if len(spans) <= MAX_MARKS // 2 else _joined(spans)
+
+
+def _joined(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    joined: list[dict[str, Any]] = []
+    for span in spans:
+        last = joined[-1] if joined else None
+        same = last and all(last[key] == span[key] for key in ("slot", "label", "fresh"))
+        if last and same and span["poll"] == last["poll"] + 1:
+            last |= {"x2": span["x2"], "poll": span["poll"]}
+        else:
+            joined.append(dict(span))
+    return joined
+
+

@@ -1,0 +1,204 @@
+"""The two claims of notebook 03: a late request joined the batch, and did so because of continuous batching.
+
+Two sources are judged apart and then compared: the client's streams (what came when) and /slots (what
+the server said of itself). The streams decide; /slots may have missed something between two polls, but
+what it positively contradicts is not decided.
+
+Why the order of tokens proves joining: without continuous batching a prompt enters the batch only when
+no slot generates (tools/server/server-context.cpp, update_slots). A token of A that was decoded after
+B's first one is then impossible, whatever /slots shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from labkit.analyze.late_view import ArmRows, ArmView, LateView, RunRows
+from labkit.analyze.verdict import INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED, Check, Verdict
+
+TREATMENT, CONTROL = "treatment", "control"
+JOINED, KEPT_OUT, UNDECIDED = "joined", "kept_out", "undecided"
+
+# A client that stalls may read B's first token before A's last ones, which then come in one read: this
+# many separate reads of A after it can't be such an accident.
+MIN_READS_AFTER = 3
+# The same where /slots can't tell when B got its slot: B's way into the server counts too.
+MIN_BLIND_TOKENS, MIN_BLIND_S = 32, 1.0
+# Polls that must contradict before a source is doubted.
+MIN_POLLS = 5
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Whether late requests joined in one arm, why, and what to change if it can't be said."""
+
+    what: str
+    observed: str
+    why: str
+    hint: str = ""
+
+
+def late_joined(arm: ArmView) -> Answer:
+    """Say whether the late requests that had a slot joined A's batch."""
+    if arm.trouble:
+        return Answer(UNDECIDED, "not to be judged", *arm.trouble)
+    eligible = arm.late[: arm.eligible]
+    observed = "; ".join(_describe(view, arm) for view in eligible)
+    answers = [_one_joined(view, arm) for view in eligible]
+    for kind in (UNDECIDED, KEPT_OUT):
+        for what, why, hint in answers:
+            if what == kind:
+                return Answer(what, observed, why, hint)
+    return Answer(JOINED, observed, answers[0][1])
+
+
+def _one_joined(view: LateView, arm: ArmView) -> tuple[str, str, str]:
+    if view.reads_after >= MIN_READS_AFTER:
+        return _unless_contradicted_joined(view, arm)
+    if view.tokens_after > 0:
+        why = f"only {view.tokens_after} of A's tokens came after {view.label}'s first one: too few to rule out chance"
+        return UNDECIDED, why, "a larger a_tokens"
+    if view.polls_joined > 0:
+        why = f"/slots saw {view.label} progress beside A in {view.polls_joined} polls, the streams did not"
+        return UNDECIDED, f"the sources contradict each other: {why}", "run it again, and report it"
+    return _kept_out(view, arm)
+
+
+def _unless_contradicted_joined(view: LateView, arm: ArmView) -> tuple[str, str, str]:
+    if arm.slots_speak and view.polls_inside >= MIN_POLLS:
+        if view.polls_inside_seen == 0:
+            why = f"the stream brought {view.label}'s tokens, but /slots never showed it in {view.polls_inside} polls"
+            return (
+                UNDECIDED,
+                f"the sources contradict each other: {why}",
+                "does another server answer /slots?",
+            )
+        if view.polls_inside_fresh == 0:
+            why = f"/slots showed {view.label} without progress in all of {view.polls_inside} polls, while its tokens came"
+            return (
+                UNDECIDED,
+                f"the sources contradict each other: {why}",
+                "does another server answer /slots?",
+            )
+    return JOINED, f"A went on decoding after {view.label}'s first token: both were in the same steps", ""
+
+
+def _kept_out(view: LateView, arm: ArmView) -> tuple[str, str, str]:
+    """Decide whether a late request that got nothing while A decoded had its chance."""
+    raise_it = "a larger a_tokens, so that A decodes longer after the late request came"
+    if not arm.slots_speak:
+        if view.tokens_before >= max(MIN_BLIND_TOKENS, arm.chance_needed) and view.window_s >= MIN_BLIND_S:
+            return (
+                KEPT_OUT,
+                f"{view.label} got nothing until A ended (streams alone: /slots does not tell)",
+                "",
+            )
+        return (
+            UNDECIDED,
+            f"A ended {view.window_s:.2f} s after {view.label} was sent, and /slots does not tell more",
+            raise_it,
+        )
+    if view.polls_owned == 0:
+        if view.polls_waiting >= MIN_POLLS:
+            why = f"{view.label} reached no slot while A decoded ({view.polls_waiting} polls): it was held before the slots"
+            return UNDECIDED, why, "look at what stands between client and server, threads_http for one"
+        return UNDECIDED, f"A ended {view.window_s:.2f} s after {view.label} was sent", raise_it
+    if view.chance_tokens < arm.chance_needed:
+        why = f"A decoded only {view.chance_tokens} tokens while {view.label} had a slot, {arm.chance_needed} are needed"
+        return UNDECIDED, why, raise_it
+    return (
+        KEPT_OUT,
+        f"{view.label} owned a slot for {view.chance_tokens} of A's tokens and got none until A ended",
+        "",
+    )
+
+
+def _describe(view: LateView, arm: ArmView) -> str:
+    text = f"after {view.label}'s first token A got {view.tokens_after} of its {arm.a_tokens} tokens"
+    if not arm.slots_speak:
+        return f"{text}; /slots does not tell"
+    return f"{text}; /slots saw both progress in {view.polls_joined} polls"
+
+
+# --- the two claims ---------------------------------------------------------------------------------
+
+
+def judge_late_arrival(data: RunRows) -> Verdict:
+    """Judge the claims of 03: the late request joined, and it did because of continuous batching.
+
+    Args:
+        data: the recorded run; arms "treatment" and, unless control was off, "control".
+    """
+    treatment_arm = ArmRows(data, TREATMENT)
+    treatment = late_joined(view := treatment_arm.view())
+    joined = _joined_check(treatment, view)
+    if not data.run.get("parameters", {}).get("control", True):
+        return Verdict(
+            (joined, _because("not_tested", "no control arm was run", "the parameter control is off"))
+        )
+    control_arm = ArmRows(data, CONTROL)
+    difference = _difference(treatment_arm, control_arm)
+    return Verdict((joined, _because_check(treatment, late_joined(control_arm.view()), difference)))
+
+
+def _joined_check(answer: Answer, view: ArmView) -> Check:
+    status = {JOINED: SUPPORTED, KEPT_OUT: REFUTED}.get(answer.what, INCONCLUSIVE)
+    return Check(
+        name="joined",
+        claim="the late request joined the running batch",
+        status=status,
+        observed=answer.observed,
+        expected="tokens of A after the late request's first one",
+        why=answer.why,
+        hint=answer.hint,
+        numbers={late.label: asdict(late) for late in view.late},
+    )
+
+
+def _because_check(treatment: Answer, control: Answer, difference: str) -> Check:
+    if treatment.what != JOINED:
+        return _because(
+            NOT_TESTED,
+            control.observed,
+            "the late request was not seen to join, so there is nothing to explain",
+        )
+    if difference:
+        return _because(
+            INCONCLUSIVE, control.observed, f"the arms differ in more than continuous batching: {difference}"
+        )
+    if control.what == KEPT_OUT:
+        return _because(SUPPORTED, control.observed, f"without continuous batching {control.why}")
+    if control.what == JOINED:
+        return _because(
+            REFUTED, control.observed, "it joined without continuous batching too: something else lets it in"
+        )
+    return _because(
+        INCONCLUSIVE, control.observed, f"the control can't be judged: {control.why}", control.hint
+    )
+
+
+def _because(status: str, observed: str, why: str, hint: str = "") -> Check:
+    return Check(
+        name="because",
+        claim="it joined because of continuous batching",
+        status=status,
+        observed=observed,
+        expected="without continuous batching: no token of A after the late request's first one",
+        why=why,
+        hint=hint,
+    )
+
+
+def _difference(one: ArmRows, other: ArmRows) -> str:
+    """Name what differs between two arms that should differ in continuous batching alone."""
+    if "server" not in one.facts or "server" not in other.facts:
+        return ""  # an arm that never ran is reported as that
+    pairs = {
+        "requests": (one.facts.get("planned"), other.facts.get("planned")),
+        "prompt lengths": (one.facts.get("prompt_tokens"), other.facts.get("prompt_tokens")),
+        "effective settings": (one.effective, other.effective),
+        "model": (one.facts["server"]["model"]["sha256"], other.facts["server"]["model"]["sha256"]),
+        "build": (one.facts["server"]["build"].get("number"), other.facts["server"]["build"].get("number")),
+    }
+    return ", ".join(name for name, (a, b) in pairs.items() if a != b)

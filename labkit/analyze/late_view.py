@@ -1,0 +1,231 @@
+"""What one arm of a late-arrival run shows: counts of A's tokens and of polls around each late request."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from labkit.analyze.freshness import fresh_progress
+
+# Tokens that A must decode while B owns a slot before "B was kept out" may be said.
+MIN_CHANCE_TOKENS = 8
+
+
+class RunRows(Protocol):
+    """What is judged: a recorded run as plain rows (measure.record.RunData)."""
+
+    @property
+    def run(self) -> dict[str, Any]: ...
+    @property
+    def requests(self) -> list[dict[str, Any]]: ...
+    @property
+    def tokens(self) -> list[dict[str, Any]]: ...
+    @property
+    def slots(self) -> list[dict[str, Any]]: ...
+
+
+@dataclass(frozen=True)
+class LateView:
+    """What the streams and /slots say of one late request; None where a source is silent.
+
+    Args:
+        tokens_before: A's tokens between B's sending and B's first token.
+        tokens_after: A's tokens after B's first token; reads_after: in so many separate reads.
+        chance_tokens: A's tokens after /slots first showed B on a slot.
+        polls_waiting: readable polls between B's sending and A's last token.
+        polls_owned: of these, polls in which B owned a slot.
+        polls_joined: polls in which A was busy and B's counters made fresh progress.
+        polls_inside: polls sent and answered while the stream brought B's tokens.
+        polls_inside_seen: of these, polls that show B on a slot; polls_inside_fresh: with progress.
+    """
+
+    label: str
+    outcome: str
+    sent_s: float | None
+    first_token_s: float | None
+    tokens_before: int = 0
+    tokens_after: int = 0
+    reads_after: int = 0
+    window_s: float = 0.0
+    chance_tokens: int = 0
+    polls_waiting: int = 0
+    polls_owned: int = 0
+    polls_joined: int = 0
+    polls_inside: int = 0
+    polls_inside_seen: int = 0
+    polls_inside_fresh: int = 0
+
+
+@dataclass(frozen=True)
+class ArmView:
+    """One arm, reduced to what a verdict needs; `trouble` is why it can't be judged, with a hint."""
+
+    name: str
+    late: tuple[LateView, ...] = ()
+    a_tokens: int = 0
+    eligible: int = 0
+    chance_needed: int = MIN_CHANCE_TOKENS
+    slots_speak: bool = False
+    trouble: tuple[str, str] | None = None
+
+
+def _first_served(view: LateView) -> tuple[bool, float]:
+    """Order late requests: first those that had a slot while A decoded, by their first token."""
+    had_a_slot = view.tokens_after > 0 or view.polls_owned > 0
+    return not had_a_slot, math.inf if view.first_token_s is None else view.first_token_s
+
+
+class ArmRows:
+    """Reads one arm's rows: requests, token times and polls, of the load alone.
+
+    Args:
+        data: the recorded run.
+        name: the arm.
+    """
+
+    def __init__(self, data: RunRows, name: str) -> None:
+        self.name = name
+        self.facts: dict[str, Any] = data.run.get("arms", {}).get(name, {})
+        mine = [row for row in data.requests if row["arm"] == name and not row["warm_up"]]
+        self.requests = {row["label"]: row for row in mine}
+        self.times: dict[str, list[float]] = {label: [] for label in self.requests}
+        for token in data.tokens:
+            if token["arm"] == name and not token["warm_up"]:
+                self.times.setdefault(token["label"], []).append(token["at_s"])
+        self.polls = [row for row in data.slots if row["arm"] == name and row["slots"] is not None]
+        self.fresh = fresh_progress(self.polls)
+        self.effective: dict[str, Any] = (self.facts.get("server") or {}).get("effective") or {}
+
+    @property
+    def a(self) -> dict[str, Any]:
+        """The early request's record."""
+        return self.requests["A"]
+
+    def view(self) -> ArmView:
+        """Reduce the arm to what a verdict needs."""
+        if trouble := self._trouble():
+            return ArmView(self.name, trouble=trouble)
+        late = tuple(self._late(label) for label in self.requests if label != "A")
+        slots = self.effective.get("slots") or 2
+        return ArmView(
+            self.name,
+            late=tuple(sorted(late, key=_first_served)),
+            a_tokens=len(self.times["A"]),
+            eligible=min(len(late), slots - 1),
+            chance_needed=self._chance_needed(),
+            slots_speak=self._slots_speak(),
+        )
+
+    def _chance_needed(self) -> int:
+        """Return how many steps the late prompts may need to enter: A gets a token in each of them."""
+        prompts = sum(n for label, n in self.facts.get("prompt_tokens", {}).items() if label != "A")
+        batch = self.effective.get("batch_size") or 2048
+        return MIN_CHANCE_TOKENS + 2 * math.ceil(prompts / batch)
+
+    def _slots_speak(self) -> bool:
+        return any(slot["seed"] is not None for poll in self.polls for slot in poll["slots"])
+
+    def _trouble(self) -> tuple[str, str] | None:
+        """Return why this arm can't be judged and what to change, or None."""
+        checks = (self._incomplete, self._too_few_slots, self._strangers, self._a_trouble, self._late_trouble)
+        return next((trouble for check in checks if (trouble := check())), None)
+
+    def _incomplete(self) -> tuple[str, str] | None:
+        if "load_end_s" not in self.facts or "A" not in self.requests or len(self.requests) < 2:
+            return (
+                f"the {self.name} arm did not run to its end",
+                "run it again; the run folder says how far it came",
+            )
+        if not self.facts.get("server_alive", True):
+            return (
+                f"the server of the {self.name} arm ended in the middle of the run",
+                "the end of its log says why",
+            )
+        return None
+
+    def _too_few_slots(self) -> tuple[str, str] | None:
+        slots = self.effective.get("slots")
+        if slots is not None and slots < 2:
+            return "the server has one slot: B could not own one beside A", "parallel = 2"
+        return None
+
+    def _strangers(self) -> tuple[str, str] | None:
+        ours = {request["seed"] for request in self.requests.values()}
+        since_s = self.facts["load_start_s"]
+        during = [poll for poll in self.polls if since_s <= poll["sent_s"] <= self.facts["load_end_s"]]
+        seeds = {
+            s["seed"] for poll in during for s in poll["slots"] if s["busy"] and s["seed"] is not None
+        } - ours
+        if seeds:
+            return (
+                f"{len(seeds)} task(s) in /slots are not ours: another client uses this server",
+                "a quiet server",
+            )
+        if self.polls and self.facts.get("quiet_after_s") is None:
+            return "the server was not idle before the load", "a quiet server"
+        return None
+
+    def _a_trouble(self) -> tuple[str, str] | None:
+        if not self.times["A"]:
+            return (
+                f"A got no token ({self.a['outcome']}: {self.a['error']})",
+                "start_timeout_s, or a faster model",
+            )
+        if self.a["outcome"] not in ("completed", "slot_limit"):
+            return f"A ended as {self.a['outcome']}: {self.a['error']}", "the server's log says more"
+        return None
+
+    def _late_trouble(self) -> tuple[str, str] | None:
+        for label, request in self.requests.items():
+            if label != "A" and request["outcome"] == "not_sent":
+                return (
+                    f"A was over before {label} could be sent",
+                    "a larger a_tokens, or a smaller trigger_tokens",
+                )
+            if request["outcome"] not in ("completed", "slot_limit"):
+                return (
+                    f"{label} ended as {request['outcome']}: {request['error']}",
+                    "the server's log says more",
+                )
+            if not self.times[label]:
+                return f"{label} was answered without a single token", "a larger b_tokens"
+        return None
+
+    def _late(self, label: str) -> LateView:
+        request, a_times = self.requests[label], self.times["A"]
+        sent_s, first_s, a_last_s = request["sent_s"], self.times[label][0], a_times[-1]
+        after = [t for t in a_times if t > first_s]
+        waiting = [p for p in self.polls if p["sent_s"] >= sent_s and p["received_s"] <= a_last_s]
+        owned = [p for p in waiting if self._owns(p, request["seed"])]
+        inside = self._inside(first_s, self.times[label][-1])
+        return LateView(
+            label=label,
+            outcome=request["outcome"],
+            sent_s=sent_s,
+            first_token_s=first_s,
+            tokens_before=sum(sent_s < t <= first_s for t in a_times),
+            tokens_after=len(after),
+            reads_after=len(set(after)),
+            window_s=max(0.0, a_last_s - sent_s),
+            chance_tokens=sum(t > owned[0]["received_s"] for t in a_times) if owned else 0,
+            polls_waiting=len(waiting),
+            polls_owned=len(owned),
+            polls_joined=self._joined_polls(request["seed"]),
+            polls_inside=len(inside),
+            polls_inside_seen=sum(self._owns(self.polls[i], request["seed"]) for i in inside),
+            polls_inside_fresh=sum(request["seed"] in self.fresh[i] for i in inside),
+        )
+
+    def _inside(self, first_s: float, last_s: float) -> list[int]:
+        return [i for i, p in enumerate(self.polls) if p["sent_s"] >= first_s and p["received_s"] <= last_s]
+
+    @staticmethod
+    def _owns(poll: dict[str, Any], seed: int) -> bool:
+        return any(slot["busy"] and slot["seed"] == seed for slot in poll["slots"])
+
+    def _joined_polls(self, seed: int) -> int:
+        return sum(
+            seed in fresh and self.a["seed"] in fresh and self._owns(poll, self.a["seed"])
+            for poll, fresh in zip(self.polls, self.fresh, strict=True)
+        )

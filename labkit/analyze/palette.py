@@ -1,0 +1,88 @@
+"""Colours and chart settings that every picture shares: one colour for one request everywhere.
+
+Okabe and Ito's palette: told apart by colour-blind readers; dark first, so that grey prints keep order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+REQUEST_COLOURS = {
+    "A": "#0072B2",
+    "B": "#D55E00",
+    "C": "#009E73",
+    "D": "#AA4499",
+    "E": "#B38600",
+    "F": "#4477AA",
+    "G": "#882255",
+    "H": "#117733",
+    "I": "#5B3A29",
+}
+FOREIGN_COLOUR = "#8C8C8C"
+INK, QUIET_INK, RULE = "#1A1A1A", "#5F6368", "#E3E5E8"
+WIDTH = 900
+
+
+def colour(label: str) -> str:
+    """Return a request's colour; grey for a foreign task."""
+    return REQUEST_COLOURS.get(label, FOREIGN_COLOUR)
+
+
+def colours(alt: Any, labels: list[str]) -> Any:
+    """Return a colour scale for these requests."""
+    return alt.Scale(domain=labels, range=[colour(label) for label in labels])
+
+
+class Datasets(dict[str, list[dict[str, Any]]]):
+    """The rows of a chart's layers, kept beside the layers: Altair copies what is inside them many times."""
+
+    def chart(self, alt: Any, rows: list[dict[str, Any]]) -> Any:
+        """Return a chart that draws these rows."""
+        name = f"rows-{len(self)}"
+        self[name] = rows
+        return alt.Chart(alt.NamedData(name))
+
+
+def finished(chart: Any, datasets: Datasets, title: str, subtitle: list[str]) -> Any:
+    """Return the chart with its rows, its title and the look all pictures share."""
+    styled = (
+        chart.properties(
+            title={
+                "text": title,
+                "subtitle": subtitle,
+                "anchor": "start",
+                "frame": "bounds",
+                "fontSize": 18,
+                "subtitleFontSize": 12.5,
+                "subtitleColor": QUIET_INK,
+                "color": INK,
+                "offset": 14,
+                "subtitlePadding": 5,
+                "subtitleLineHeight": 17,
+            },
+            background="white",
+            padding={"left": 12, "top": 12, "right": 16, "bottom": 10},
+        )
+        .configure_view(stroke=None)
+        .configure_axis(
+            labelFontSize=12,
+            titleFontSize=12.5,
+            labelColor=INK,
+            titleColor=QUIET_INK,
+            titleFontWeight="normal",
+            gridColor=RULE,
+            domainColor="#9AA0A6",
+            tickColor="#9AA0A6",
+        )
+        .configure_title(fontSize=14, color=INK)
+    )
+    styled.datasets = dict(datasets)
+    return styled
+
+
+def nothing_to_draw(alt: Any, title: str, subtitle: list[str]) -> Any:
+    """Return a chart that says that there is nothing to draw, for a run that ended before its first token."""
+    datasets = Datasets()
+    text = datasets.chart(alt, [{"text": "no request got a token: nothing to draw"}])
+    chart = text.mark_text(fontSize=15, color=QUIET_INK).encode(text="text:N").properties(width=WIDTH, height=80)
+    return finished(chart, datasets, title, subtitle)

@@ -1,0 +1,132 @@
+"""Sentences that read a picture or a table out, with the numbers of this very run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labkit.analyze.frames import RunFrames, known
+from labkit.analyze.lanes import ARM_NAMES, seconds_text
+from labkit.analyze.late_view import ArmRows
+from labkit.analyze.naive import NaiveCriteria
+
+
+def run_facts(frames: RunFrames) -> str:
+    """Return the line that every picture's subtitle carries: slots, KV, model, build, cores."""
+    server: dict[str, Any] = next((frames.facts(arm)["server"] for arm in frames.arms), {})
+    effective, model = server.get("effective") or {}, server.get("model", {})
+    mode = {True: "unified KV", False: "split KV"}.get(effective.get("kv_unified"), "KV mode unknown")
+    cells = f"{effective['pool_cells']:,} cells" if effective.get("pool_cells") else "cells unknown"
+    machine = frames.data.run["provenance"]
+    return " · ".join(
+        [
+            f"{effective.get('slots', '?')} slots, {mode}, {cells}",
+            f"batch {effective.get('batch_size', '?')}",
+            f"{model.get('name', 'model unknown')} {(model.get('facts') or {}).get('quantisation') or ''}".strip(),
+            f"llama.cpp b{server.get('build', {}).get('number', '?')}",
+            f"{machine['cores']} CPU cores",
+        ]
+    )
+
+
+def lanes_reading(frames: RunFrames) -> str:
+    """Say, for each arm, when the late requests got their first token and what A did by then."""
+    sentences = []
+    for arm in frames.arms:
+        rows = ArmRows(frames.data, arm)
+        for label, request in rows.requests.items():
+            if label != "A":
+                sentences.append(_late_sentence(rows, label, request))
+    return " ".join(sentences) or "No request was sent."
+
+
+def _late_sentence(rows: ArmRows, label: str, request: dict[str, Any]) -> str:
+    where = ARM_NAMES.get(rows.name, rows.name)
+    where = where[0].upper() + where[1:]
+    if request["first_token_s"] is None:
+        return f"{where}: {label} got no token ({request['outcome']})."
+    wait = seconds_text(request["first_token_s"] - request["sent_s"])
+    left = sum(t > request["first_token_s"] for t in rows.times.get("A", []))
+    rest = f"A still got {left} tokens after it" if left else "A had got its last token before"
+    return f"{where}: {label}'s first token came {wait} after it was sent; {rest}."
+
+
+def gaps_reading(frames: RunFrames) -> str:
+    """Say how long A stalled, and for whom."""
+    sentences = []
+    for arm in frames.arms:
+        stalls = frames.stalls[(frames.stalls["arm"] == arm) & (frames.stalls["label"] == "A")]
+        name = ARM_NAMES.get(arm, arm)
+        if stalls.empty:
+            sentences.append(f"With {name}, no prefill of another request falls into A's stream.")
+        for cause, group in stalls.groupby("cause"):
+            worst = group.loc[group["gap_s"].idxmax()]
+            times = worst["gap_s"] / worst["median_gap_s"]
+            sentences.append(
+                f"With {name}, the prefill of {cause} makes {len(group)} long gap{'s' * (len(group) > 1)} in A's stream,"
+                f" the longest {seconds_text(worst['gap_s'])}: {times:.0f} times A's median gap."
+            )
+    return " ".join(sentences)
+
+
+def naive_reading(naive: NaiveCriteria | None) -> str:
+    """Say what the naive criteria claimed where nothing had joined."""
+    if naive is None or not naive.polls:
+        return "There is no control arm with polls to try the naive criteria on."
+    share = f"{naive.other_progress / naive.polls:.0%}"
+    said = (
+        f'The article\'s criterion says "batched" in {naive.other_progress} ({share}): this build still shows the'
+        " previous task's counters on a slot whose new task waits."
+        if naive.other_progress
+        else 'The article\'s criterion says "batched" in none: this build clears a finished task\'s counters.'
+    )
+    return (
+        f"Without continuous batching, in {naive.polls} polls in which the late request had no token at all:"
+        f' "two slots are busy" is true in {naive.two_busy} ({naive.two_busy / naive.polls:.0%}). {said}'
+        " Busy is not batched."
+    )
+
+
+def prediction_reading(frames: RunFrames, predicted: int) -> str:
+    """Compare the prediction with what was measured.
+
+    Args:
+        frames: the run.
+        predicted: tokens that A would still get after B's first one.
+    """
+    measured = []
+    for arm in frames.arms:
+        rows = ArmRows(frames.data, arm)
+        first_s = rows.requests.get("B", {}).get("first_token_s")
+        if first_s is not None:
+            measured.append(f"{sum(t > first_s for t in rows.times['A'])} with {ARM_NAMES.get(arm, arm)}")
+    found = ", ".join(measured) or "nothing: B got no token"
+    return f"Predicted: A gets {predicted} tokens after B's first one. Measured: {found}."
+
+
+def concurrency_reading(frames: RunFrames, arm: str) -> str:
+    """Say how many requests were really in flight at once, and how many slots were busy.
+
+    A client that waits for each answer before it sends the next looks like a server that uses one slot.
+
+    Args:
+        frames: the run.
+        arm: the arm.
+    """
+    requests = frames.requests[(frames.requests["arm"] == arm) & frames.requests["sent_s"].notna()]
+    in_flight = max_overlap([(r.sent_s, r.end_s) for r in requests.itertuples() if known(r.end_s)])
+    slots = frames.slots[frames.slots["arm"] == arm]
+    busy = int(slots.groupby("poll")["busy"].sum().max()) if len(slots) else 0
+    text = f"{len(requests)} requests sent, at most {in_flight} in flight at once, at most {busy} slots busy in a poll."
+    if len(requests) > 1 and in_flight == 1:
+        return f"{text} The client sent one at a time: this says nothing about the server's slots."
+    return text
+
+
+def max_overlap(spans: list[tuple[float, float]]) -> int:
+    """Return how many of these (start, end) spans overlap at most."""
+    edges = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
+    running = most = 0
+    for _, step in edges:
+        running += step
+        most = max(most, running)
+    return most

@@ -1,0 +1,168 @@
+"""One arm of an experiment: warm every slot, find the server quiet, then load and watch on one clock."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+from labkit.engine.server import Server
+from labkit.measure.client import RequestRecord
+from labkit.measure.load import Load, check_fit, prompt_tokens
+from labkit.measure.observe import SlotSampler
+from labkit.measure.record import Run
+from labkit.settings import LoadPlan, RequestPlan, SampleSettings
+
+WARM_UP_TOKENS = 16
+IDLE_LIMIT_S = 30.0
+
+
+async def measure_arm(
+    server: Server,
+    plan: LoadPlan,
+    *,
+    run: Run,
+    arm: str,
+    sampling: SampleSettings,
+    keep_text: bool = False,
+    say: Callable[[str], None] = print,
+) -> list[RequestRecord]:
+    """Run `plan` on `server` and record everything under the name `arm`.
+
+    The warm-up gives every slot a finished task: on many builds a slot shows its previous task's
+    counters while a new one waits, and a fair check has to cope with that. The last poll before the
+    load is the reference for what is stale.
+
+    Args:
+        server: running and idle.
+        plan: the load.
+        run: where everything goes.
+        arm: name of this arm in every row.
+        sampling: how /slots is watched.
+        keep_text: keep prompts and answers.
+        say: gets progress lines.
+
+    Raises:
+        PlanError: the plan does not fit the server.
+        RecordError: the run folder can't be written.
+    """
+    return await _Arm(server, run, arm, sampling, say).measure(plan, keep_text=keep_text)
+
+
+class _Arm:
+    def __init__(
+        self, server: Server, run: Run, name: str, sampling: SampleSettings, say: Callable[[str], None]
+    ) -> None:
+        self.server, self.run, self.name, self.sampling = server, run, name, sampling
+        self.say = lambda text: say(f"{name}: {text}")
+        self.slots = (server.effective.slots if server.effective else None) or 1
+        self._load: Load | None = None
+        self._last_slots: Any = None
+
+    async def measure(self, plan: LoadPlan, *, keep_text: bool) -> list[RequestRecord]:
+        if self.server.key:
+            self.run.hide(self.server.key.reveal())
+        self.run.note(self.name, server=self.server.describe(), planned=_planned(plan, keep_text=keep_text))
+        await self._check_fit(plan)
+        self.say(f"warming {self.slots} slots")
+        await self._send(Load(warm_up_plan(self.slots, plan), warm_up=True, **self._load_arguments()))
+        async with self._sampler() as sampler:
+            quiet_after_s = await sampler.until_idle(IDLE_LIMIT_S)
+            self.run.note(self.name, load_start_s=self.run.clock(), quiet_after_s=quiet_after_s)
+            self.say(
+                f"sending {len(plan.requests)} requests, watching /slots at {self.sampling.poll_hz:g} Hz"
+            )
+            self._load = Load(plan, keep_text=keep_text, **self._load_arguments())
+            records = await self._watched(self._load, sampler)
+            self.run.note(self.name, load_end_s=self.run.clock(), server_alive=self.server.alive)
+            # the next arm must not start while this one's tasks still run
+            idle_after_s = await sampler.until_idle(IDLE_LIMIT_S if self.server.alive else 0.0)
+            self.run.note(self.name, idle_after_s=idle_after_s)
+        self._say_end(records)
+        return records
+
+    def _load_arguments(self) -> dict[str, Any]:
+        return {
+            "arm": self.name,
+            "clock": self.run.clock,
+            "keep": self.run.append,
+            "model": self.server.build["alias"],
+        }
+
+    def _sampler(self) -> SlotSampler:
+        return SlotSampler(
+            self.server.base_url, self.server.headers, self.sampling, self.run.clock, self._keep_poll
+        )
+
+    def _keep_poll(self, row: dict[str, Any]) -> None:
+        self.run.append("slots", {"arm": self.name} | row)
+        if row["slots"] is not None and row["slots"] != self._last_slots:
+            self._last_slots = row["slots"]
+            if self._load:
+                self._load.note_alive()
+
+    async def _send(self, load: Load) -> list[RequestRecord]:
+        return await load.run(self.server.base_url, self.server.headers)
+
+    async def _watched(self, load: Load, sampler: SlotSampler) -> list[RequestRecord]:
+        """Run the load with the sampler beside it; a sampler that fails (a full disk) fails the arm."""
+        watching = asyncio.create_task(sampler.run())
+        try:
+            return await self._send(load)
+        finally:
+            watching.cancel()
+            (result,) = await asyncio.gather(watching, return_exceptions=True)
+            if isinstance(result, Exception):
+                raise result
+
+    async def _check_fit(self, plan: LoadPlan) -> None:
+        prompts = await prompt_tokens(self.server.base_url, self.server.headers, plan)
+        self.run.note(self.name, prompt_tokens=prompts)
+        if (effective := self.server.effective) is not None:
+            check_fit(
+                plan,
+                prompts,
+                slots=effective.slots,
+                slot_cells=effective.slot_cells,
+                pool_cells=effective.pool_cells,
+                kv_unified=effective.kv_unified,
+            )
+
+    def _say_end(self, records: list[RequestRecord]) -> None:
+        if not self.server.alive:
+            self.say(
+                f"the server {self.server.process.exit_text} in the middle of the run; its log: {self.server.log_path}"
+            )
+        self.say(", ".join(f"{record.label} {record.outcome}" for record in records))
+
+
+def _planned(plan: LoadPlan, *, keep_text: bool) -> dict[str, Any]:
+    planned = plan.model_dump()
+    if not keep_text:
+        for request in planned["requests"]:
+            del request["prompt"]
+    return planned
+
+
+def warm_up_plan(slots: int, plan: LoadPlan) -> LoadPlan:
+    """Return one short request for each slot, all at once, so that every slot has been used.
+
+    Args:
+        slots: how many.
+        plan: the load that follows; its seeds and endpoint are respected.
+    """
+    taken = {request.seed for request in plan.requests}
+    draw = random.Random(sum(taken))  # noqa: S311
+    seeds = [seed for seed in draw.sample(range(1, 2**31), slots + len(taken)) if seed not in taken][:slots]
+    requests = tuple(
+        RequestPlan(
+            label=f"warm-up {i + 1}",
+            prompt=f"[warm-up {i + 1}] Count to ten.",
+            max_tokens=WARM_UP_TOKENS,
+            seed=seed,
+            endpoint=plan.requests[0].endpoint,
+        )
+        for i, seed in enumerate(seeds)
+    )
+    return LoadPlan(requests=requests, stall_timeout_s=plan.stall_timeout_s)

@@ -1,0 +1,72 @@
+"""The load of notebook 03: A decodes, then late requests arrive."""
+
+from __future__ import annotations
+
+import random
+import secrets
+
+import httpx
+
+from labkit.engine.server import Server
+from labkit.errors import ParameterError
+from labkit.measure.client import count_tokens
+from labkit.settings import After, LateArrival, LoadPlan, RequestPlan
+
+A_PROMPT = "Write a long story about a lighthouse keeper who learns to sail."
+LATE_PROMPT = "Say in one sentence what a lighthouse is for."
+_FILLER = ("the", "keeper", "lights", "a", "lamp", "and", "counts", "ships", "at", "sea")
+_WORDS_LIMIT = 200_000
+
+
+async def late_arrival_plan(params: LateArrival, server: Server) -> LoadPlan:
+    """Return A and its late requests B, C, ..., with seeds drawn for this run.
+
+    Every prompt starts with a tag of its own: a shared prefix could be served from a slot's cache
+    (a unique end would not prevent that).
+
+    Args:
+        params: lengths and trigger.
+        server: counts the tokens of a long late prompt.
+
+    Raises:
+        ServerError: the server does not count tokens.
+    """
+    draw = random.Random(params.seed if params.seed is not None else secrets.randbits(31))  # noqa: S311
+    endpoint = "chat" if server.model.facts.has_chat_template else "completion"
+    labels = "ABCDEFGHI"[: params.n_late + 1]
+    seeds = draw.sample(range(1, 2**31), len(labels))
+    tags = [f"[{draw.randrange(16**6):06x}]" for _ in labels]
+    late = After(label="A", tokens=params.trigger_tokens)
+    requests = [
+        RequestPlan(
+            label=label,
+            prompt=f"{tag} {A_PROMPT if label == 'A' else LATE_PROMPT}",
+            max_tokens=params.a_tokens if label == "A" else params.b_tokens,
+            seed=seed,
+            after=None if label == "A" else late,
+            endpoint=endpoint,
+        )
+        for label, tag, seed in zip(labels, tags, seeds, strict=True)
+    ]
+    if params.late_prompt_tokens:
+        requests[1:] = [
+            await _lengthened(request, params.late_prompt_tokens, server) for request in requests[1:]
+        ]
+    return LoadPlan(requests=tuple(requests), start_timeout_s=params.start_timeout_s)
+
+
+async def _lengthened(request: RequestPlan, tokens: int, server: Server) -> RequestPlan:
+    """Return the request with filler words before its question, so that its prompt has about `tokens` tokens."""
+    async with httpx.AsyncClient(base_url=server.base_url, headers=server.headers, trust_env=False) as client:
+        bare = await count_tokens(client, request)
+        sample = await count_tokens(client, _filled(request, 200))
+        per_word = (sample - bare) / 200
+        if per_word <= 0:
+            raise ParameterError("late_prompt_tokens can't be met: this model's tokenizer swallows words")
+        return _filled(request, min(_WORDS_LIMIT, max(0, round((tokens - bare) / per_word))))
+
+
+def _filled(request: RequestPlan, words: int) -> RequestPlan:
+    tag, question = request.prompt.split(" ", 1)
+    filler = " ".join(_FILLER[i % len(_FILLER)] for i in range(words))
+    return request.model_copy(update={"prompt": f"{tag} {filler} {question}".replace("  ", " ")})

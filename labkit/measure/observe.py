@@ -1,0 +1,136 @@
+"""Samplers that watch a server on the run's clock: /slots here.
+
+Each poll is a row with the time it was sent and the time the answer came; a slow answer is itself
+information, since until b10156 the server answers between two decode steps only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+
+from labkit.measure.client import Clock
+from labkit.settings import SampleSettings
+
+
+class UnknownShapeError(ValueError):
+    """A /slots reply that this kit can't read."""
+
+
+def parse_slots(body: Any) -> list[dict[str, Any]]:
+    """Turn a /slots reply of any build into rows of the same keys; a counter the build lacks is None.
+
+    Args:
+        body: the decoded JSON. `next_token` is a one-element list on every build seen, an object in
+            llama.cpp's README; a slot never used has four keys only.
+
+    Raises:
+        UnknownShapeError: it isn't a list of slots, or comes from a build older than b4027.
+    """
+    if not isinstance(body, list) or not all(isinstance(slot, dict) for slot in body):
+        raise UnknownShapeError(f"/slots answered {type(body).__name__}, not a list of slots")
+    return [_parse_slot(slot) for slot in body]
+
+
+def _parse_slot(slot: dict[str, Any]) -> dict[str, Any]:
+    if "is_processing" not in slot or "id" not in slot:
+        age = " (it has `state`: a build before b4027)" if "state" in slot else ""
+        raise UnknownShapeError(f"unknown shape of /slots: no is_processing{age}")
+    following = slot.get("next_token") or {}
+    if isinstance(following, list):
+        following = following[0] if following else {}
+    params = slot.get("params") or {}
+    return {
+        "id": slot["id"],
+        "busy": bool(slot["is_processing"]),
+        "id_task": slot.get("id_task"),
+        "seed": params.get("seed"),
+        "n_ctx": slot.get("n_ctx"),
+        "n_decoded": following.get("n_decoded"),
+        "n_prefilled": slot.get("n_prompt_tokens_processed"),
+        # its name says prompt, but it is all the slot holds: prompt and generated (server-context.cpp)
+        "n_cells": slot.get("n_prompt_tokens"),
+    }
+
+
+class SlotSampler:
+    """Polls /slots with a client of its own, so that watching never waits for the load's connections.
+
+    Args:
+        base_url: the server.
+        headers: the server's key, if it has one.
+        settings: rate and limit of a poll.
+        clock: seconds on the run's clock.
+        keep: gets each poll's row.
+    """
+
+    def __init__(
+        self, base_url: str, headers: dict[str, str], settings: SampleSettings, clock: Clock, keep: Any
+    ) -> None:
+        self._client = httpx.AsyncClient(
+            base_url=base_url, headers=headers, timeout=settings.timeout_s, trust_env=False
+        )
+        self._interval_s = 1.0 / settings.poll_hz
+        self._clock, self._keep = clock, keep
+
+    async def __aenter__(self) -> SlotSampler:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.aclose()
+
+    async def poll(self) -> dict[str, Any]:
+        """Poll once; the row says what went wrong instead of raising."""
+        row: dict[str, Any] = {
+            "sent_s": self._clock(),
+            "received_s": None,
+            "status": None,
+            "error": None,
+            "slots": None,
+        }
+        try:
+            reply = await self._client.get("/slots")
+            row |= {"received_s": self._clock(), "status": reply.status_code}
+            if reply.status_code == 200:
+                row["slots"] = parse_slots(reply.json())
+            else:
+                row["error"] = _status_text(reply.status_code)
+        except httpx.TimeoutException:
+            row["error"] = "no answer within the limit"
+        except httpx.HTTPError as error:
+            row["error"] = type(error).__name__
+        except UnknownShapeError as error:
+            row["error"] = str(error)
+        except ValueError:
+            row["error"] = "the answer is not JSON"
+        self._keep(row)
+        return row
+
+    async def run(self) -> None:
+        """Poll at the rate asked for until cancelled; a slow answer delays the next poll, never doubles it."""
+        while True:
+            due_s = self._clock() + self._interval_s
+            await self.poll()
+            await asyncio.sleep(max(0.0, due_s - self._clock()))
+
+    async def until_idle(self, limit_s: float) -> float | None:
+        """Poll until no slot is busy; return the seconds it took, None if it never was or /slots can't tell."""
+        started_s = self._clock()
+        while self._clock() - started_s < limit_s:
+            row = await self.poll()
+            if row["slots"] is not None and not any(slot["busy"] for slot in row["slots"]):
+                return self._clock() - started_s
+            if row["slots"] is None and row["status"] is not None:
+                return None  # disabled or unreadable: waiting would not help
+            await asyncio.sleep(self._interval_s)
+        return None
+
+
+def _status_text(status: int) -> str:
+    if status == 501:
+        return "/slots is disabled on this server (started with --no-slots)"
+    if status in (401, 403):
+        return f"{status}: a key is needed for /slots"
+    return f"/slots answered {status}"

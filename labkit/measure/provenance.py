@@ -1,0 +1,91 @@
+"""What a reader of the record needs to repeat a run: machine, system, Python, package versions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import labkit
+
+PACKAGES = (
+    "xllamacpp",
+    "httpx",
+    "pandas",
+    "altair",
+    "vl-convert-python",
+    "papermill",
+    "ipykernel",
+    "gguf",
+    "scipy",
+)
+
+
+def provenance() -> dict[str, Any]:
+    """Return facts about this machine and this Python; names no user and no host."""
+    return {
+        "labkit": labkit.__version__,
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "os": _os_name(),
+        "kernel": platform.release(),
+        "architecture": platform.machine(),
+        "cpu": _cpu_name(),
+        "cores": psutil.cpu_count(logical=False),
+        "threads": psutil.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_1min": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "gpus": _gpus(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        # names only: a value may be a secret
+        "llama_environment": sorted(name for name in os.environ if name.startswith("LLAMA_")),
+    }
+
+
+def _version(package: str) -> str | None:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return None
+
+
+def _os_name() -> str:
+    with suppress(OSError, KeyError):
+        return str(platform.freedesktop_os_release()["PRETTY_NAME"])
+    return platform.platform()
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"
+
+
+def _gpus() -> list[dict[str, Any]]:
+    """Return NVIDIA GPUs with driver and memory; an empty list where there is none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return [
+            {
+                "name": pynvml.nvmlDeviceGetName(handle),
+                "driver": driver,
+                "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+            }
+            for handle in handles
+        ]
+    finally:
+        pynvml.nvmlShutdown()

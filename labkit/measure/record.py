@@ -1,0 +1,222 @@
+"""The run folder: append-only files that a crash can't take back, and one run.json replaced atomically."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from pydantic import BaseModel
+
+import labkit
+from labkit.errors import ParameterError, RecordError
+from labkit.measure.provenance import provenance
+
+SCHEMA_VERSION = 1
+STREAMS = ("requests", "tokens", "slots")
+REDACTED = "[redacted]"
+
+
+def outputs_folder(given: str) -> Path:
+    """Return where run folders go: `given`, relative to the working folder, else the project's outputs/.
+
+    Args:
+        given: a path, or "" for the default.
+    """
+    if given:
+        return Path(given).expanduser().resolve()
+    project = Path(labkit.__file__).resolve().parents[1]
+    return (project if (project / "notebooks").is_dir() else Path.cwd()) / "outputs"
+
+
+class Run:
+    """An open run folder.
+
+    Args:
+        folder: the run's own folder, which is there.
+        fields: what run.json starts with.
+        clock: a monotonic clock in seconds; injected so that tests can script it.
+    """
+
+    def __init__(
+        self, folder: Path, fields: dict[str, Any], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.folder = folder
+        self.fields = fields
+        self._start = clock()
+        self._clock = clock
+        self._files: dict[str, TextIO] = {}
+        self._secrets: list[str] = []
+        self.update()
+
+    def clock(self) -> float:
+        """Return the seconds since the run's start."""
+        return self._clock() - self._start
+
+    def log_path(self, arm: str) -> Path:
+        """Return the file for the log of an arm's server."""
+        return self.folder / f"server-{arm}.log"
+
+    def hide(self, secret: str) -> None:
+        """Never write this text, whoever hands it over."""
+        self._secrets.append(secret)
+
+    def append(self, stream: str, row: dict[str, Any]) -> None:
+        """Write one line to `stream`.jsonl, at once.
+
+        Raises:
+            RecordError: the disk is full or the folder has gone.
+        """
+        try:
+            file = self._files.get(stream)
+            if file is None:
+                # line buffering: what was seen is on its way to the disk before the next line comes
+                file = self._files[stream] = (self.folder / f"{stream}.jsonl").open(
+                    "a", buffering=1, encoding="utf-8"
+                )
+            file.write(self._redact(json.dumps(_finite(row))) + "\n")
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def update(self, **fields: Any) -> None:
+        """Set fields of run.json and replace the file in one step.
+
+        Raises:
+            RecordError: the disk is full or the folder has gone.
+        """
+        self.fields |= fields
+        scratch = self.folder / "run.json.tmp"
+        try:
+            scratch.write_text(self._redact(json.dumps(_finite(self.fields), indent=1)), encoding="utf-8")
+            os.replace(scratch, self.folder / "run.json")
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def note(self, arm: str, **facts: Any) -> None:
+        """Add facts to one arm's part of run.json."""
+        arms = self.fields["arms"]
+        self.update(arms=arms | {arm: arms.get(arm, {}) | facts})
+
+    def close(self) -> None:
+        """Close the files; the run can still be read."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _redact(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, REDACTED)
+        return text
+
+    def _unwritable(self, error: OSError) -> RecordError:
+        self._files.clear()
+        return RecordError(
+            f"the run folder {self.folder} can't be written",
+            why=str(error.strerror),
+            hint="free disk space, or the parameter `outputs` = a folder elsewhere; what was seen until now is in it",
+        )
+
+
+def _finite(value: Any) -> Any:
+    """Return `value` with NaN and infinities as None: bare NaN is not JSON."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def open_run(
+    notebook: str,
+    parameters: BaseModel,
+    *,
+    outputs: str = "",
+    clock: Callable[[], float] = time.perf_counter,
+) -> Run:
+    """Make a run folder and write run.json with `verdict.status` = not_run.
+
+    Args:
+        notebook: the notebook's name without its ending.
+        parameters: what it runs with; kept in the record.
+        outputs: a folder; empty: the project's outputs/.
+        clock: a monotonic clock in seconds.
+
+    Raises:
+        ParameterError: the folder can't be made.
+        RecordError: it can't be written.
+    """
+    if not re.fullmatch(r"\w[\w.-]*", notebook):
+        raise ParameterError(f"{notebook!r} can't name a folder", hint="letters, digits, dots, dashes")
+    started = datetime.now(UTC)
+    run_id = f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
+    folder = outputs_folder(outputs) / notebook / run_id
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ParameterError(
+            f"the run folder {folder} can't be made",
+            why=str(error.strerror),
+            hint="`outputs` = a folder you can write",
+        ) from None
+    fields = {
+        "schema_version": SCHEMA_VERSION,
+        "notebook": notebook,
+        "run_id": run_id,
+        "started_at": started.isoformat(timespec="seconds"),
+        "parameters": parameters.model_dump(),
+        "verdict": {"status": "not_run", "checks": []},
+        "arms": {},
+    }
+    return Run(folder, fields | {"provenance": provenance()}, clock)
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A recorded run as plain rows; what charts and verdicts are made from."""
+
+    run: dict[str, Any]
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    tokens: list[dict[str, Any]] = field(default_factory=list)
+    slots: list[dict[str, Any]] = field(default_factory=list)
+
+
+def read_run(folder: Path | str) -> RunData:
+    """Read a run folder, also one whose run crashed: a half-written last line is left out.
+
+    Raises:
+        ParameterError: there is no run.json, or a schema that this version can't read.
+    """
+    path = Path(folder)
+    try:
+        run = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ParameterError(
+            f"{path} is not a run folder", why=type(error).__name__, hint="outputs/<notebook>/<run>"
+        ) from None
+    if run.get("schema_version") != SCHEMA_VERSION:
+        raise ParameterError(
+            f"{path} has schema {run.get('schema_version')}", why=f"this kit reads {SCHEMA_VERSION}"
+        )
+    return RunData(run, **{stream: _read_lines(path / f"{stream}.jsonl") for stream in STREAMS})
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break  # the writer was killed in the middle of its last line
+    return rows

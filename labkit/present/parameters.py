@@ -1,0 +1,84 @@
+"""From a notebook's parameters cells to one checked value.
+
+papermill only warns about a name that the notebook doesn't have, and runs with the default. Here a typo
+is an error. Names come from the source of the parameters cells in the kernel's history, values from the
+namespace: so running the cells again in a used kernel works, and other variables don't matter.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from typing import Any, TypeVar
+
+from labkit.errors import ParameterError
+from labkit.settings import Setting
+
+Model = TypeVar("Model", bound=Setting)
+
+# the tagged cell starts with this comment; papermill's injected cell starts with "# Parameters"
+_TAGGED = re.compile(r"\s*# parameters\b")
+_INJECTED = re.compile(r"\s*# Parameters\b")
+_SECRET = re.compile(r"key|token$|secret|password", re.IGNORECASE)
+
+
+def parameters(model: type[Model], namespace: dict[str, Any]) -> Model:
+    """Return the notebook's parameters, checked.
+
+    Args:
+        model: what the notebook takes.
+        namespace: `globals()` in a notebook; elsewhere a plain dict of the parameters themselves.
+
+    Raises:
+        ParameterError: a name or a value can't be used, or there is no parameters cell.
+    """
+    history = namespace.get("In")
+    if not isinstance(history, list):
+        return _checked(model, dict(namespace))
+    names = assigned_names(parameter_cells(history))
+    return _checked(model, {name: namespace[name] for name in names if name in namespace})
+
+
+def parameter_cells(history: list[str]) -> list[str]:
+    """Return the source of the latest tagged cell and of the injected ones run after it.
+
+    Args:
+        history: sources of all cells run in this kernel, in order.
+
+    Raises:
+        ParameterError: no tagged cell was run.
+    """
+    tagged = [number for number, source in enumerate(history) if _TAGGED.match(source)]
+    if not tagged:
+        raise ParameterError(
+            "no parameters cell was run in this kernel", hint="run the notebook from its top; the cell starts with `# parameters`"
+        )
+    return [history[tagged[-1]], *(source for source in history[tagged[-1] :] if _INJECTED.match(source))]
+
+
+def assigned_names(sources: list[str]) -> list[str]:
+    """Return the names that these cells assign, in order."""
+    names: dict[str, None] = {}
+    for source in sources:
+        for node in ast.parse(source).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            names |= {target.id: None for target in targets if isinstance(target, ast.Name)}
+    return list(names)
+
+
+def _checked(model: type[Model], values: dict[str, Any]) -> Model:
+    unknown = [name for name in values if name not in model.model_fields]
+    if unknown:
+        raise ParameterError("; ".join(_unknown(name, model) for name in unknown))
+    return model(**values)
+
+
+def _unknown(name: str, model: type[Setting]) -> str:
+    if _SECRET.search(name):
+        return (
+            f"{name} is not a parameter, and papermill has already written its value into the notebook:"
+            " make a new key, and pass it in the environment variable LABKIT_API_KEY"
+        )
+    near = difflib.get_close_matches(name, model.model_fields, n=1)
+    return f"{name} is not a parameter of this notebook" + (f", did you mean {near[0]}?" if near else "")

@@ -1,0 +1,68 @@
+"""Shows charts and tables so that they are seen everywhere: JupyterLab, GitHub, VS Code, plain HTML.
+
+A chart becomes a PNG (rendered here, no browser, no network) beside its text summary; its Vega-Lite
+specification goes to the run folder. Altair's own renderers would need a CDN or a front-end extension.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from IPython.display import HTML, display
+from PIL import Image
+
+SCALE = 2
+COLOURS = 256
+
+
+def png(chart: Any) -> bytes:
+    """Render a chart at twice its size, as a small PNG.
+
+    Args:
+        chart: an Altair chart.
+    """
+    import vl_convert
+
+    raw = vl_convert.vegalite_to_png(chart.to_dict(validate=False), scale=SCALE)
+    # flat colours survive a palette; vl-convert's own files are 15 times larger
+    image = Image.open(io.BytesIO(raw)).convert("RGB")
+    packed = io.BytesIO()
+    image.quantize(COLOURS, dither=Image.Dither.NONE).save(packed, "PNG", optimize=True)
+    return packed.getvalue()
+
+
+def show(chart: Any, reading: str, *, folder: Path | None = None, name: str = "chart") -> None:
+    """Display a chart in the notebook as image and text, and its reading under it.
+
+    Args:
+        chart: an Altair chart.
+        reading: what the picture says, in words with numbers; its alt text too.
+        folder: where its specification is kept, as `name`.vl.json, if given.
+        name: file name without ending.
+    """
+    image = png(chart)
+    width, height = Image.open(io.BytesIO(image)).size
+    size = {"width": width // SCALE, "height": height // SCALE}
+    if folder:
+        specification = json.dumps(chart.to_dict(validate=False))
+        (folder / f"{name}.vl.json").write_text(specification, encoding="utf-8")
+    bundle = {"image/png": image, "text/plain": reading}
+    display(bundle, raw=True, metadata={"image/png": size | {"alt": reading}})
+    read_out(reading)
+
+
+def read_out(text: str) -> None:
+    """Display a sentence; it may quote a server, so it is escaped."""
+    page = f'<p style="max-width:60em">{html.escape(text)}</p>'
+    display({"text/html": page, "text/plain": text}, raw=True)
+
+
+def table(frame: Any) -> None:
+    """Display a frame as a plain table, missing values as a dash, numbers to three digits."""
+    shown = frame.astype(object).where(frame.notna(), "–")
+    shown = shown.map(lambda value: f"{value:.3f}" if isinstance(value, float) else value)
+    display(HTML(shown.to_html(index=False, escape=True, border=0)))
