@@ -36,9 +36,7 @@ def _takes(accepted: str) -> dict[str, Any]:
 
 
 Whole = Annotated[int, BeforeValidator(_not_bool)]
-Positive = Annotated[
-    int, BeforeValidator(_not_bool), Field(ge=1, json_schema_extra=_takes("a whole number from 1"))
-]
+Positive = Annotated[int, BeforeValidator(_not_bool), Field(ge=1, json_schema_extra=_takes("a whole number from 1"))]
 Seconds = Annotated[
     float,
     BeforeValidator(_not_bool),
@@ -82,9 +80,7 @@ def _sentence(name: str, item: Any, model: type[BaseModel]) -> str:
     field = model.model_fields.get(name)
     takes = dict(field.json_schema_extra or {}) if field and isinstance(field.json_schema_extra, dict) else {}
     value = item["input"] if len(item["loc"]) < 2 or isinstance(item["input"], str | int | float) else "…"
-    reason = (
-        f"it takes {takes['takes']}" if "takes" in takes else str(item["msg"]).removeprefix("Value error, ")
-    )
+    reason = f"it takes {takes['takes']}" if "takes" in takes else str(item["msg"]).removeprefix("Value error, ")
     return f"{name} = {value!r} can't be used: {reason}"
 
 
@@ -175,9 +171,7 @@ class RequestPlan(Setting):
     @classmethod
     def _one_answer(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.pop("n", 1) != 1:
-            raise ValueError(
-                "n above 1 claims that many slots for one request: plan separate requests instead"
-            )
+            raise ValueError("n above 1 claims that many slots for one request: plan separate requests instead")
         return data
 
 
@@ -207,9 +201,7 @@ class LoadPlan(Setting):
             raise ValueError("two requests carry the same seed: they could not be told apart in /slots")
         for position, request in enumerate(self.requests):
             if request.after and request.after.label not in labels[:position]:
-                raise ValueError(
-                    f"{request.label} waits for {request.after.label!r}, which is not planned before it"
-                )
+                raise ValueError(f"{request.label} waits for {request.after.label!r}, which is not planned before it")
         return self
 
 

@@ -66,11 +66,14 @@ class _Tokens:
 
     def _steps(self) -> list[dict[str, Any]]:
         return [
-            {"x": row.t_s, "y": row.i, "label": row.label} for row in thinned(self.tokens, "t_s", self.end_s).itertuples()
+            {"x": row.t_s, "y": row.i, "label": row.label}
+            for row in thinned(self.tokens, "t_s", self.end_s).itertuples()
         ]
 
     def _sent(self) -> list[dict[str, Any]]:
-        return [{"x": row.sent_s, "y": 0, "label": row.label} for row in self.requests.itertuples() if known(row.sent_s)]
+        return [
+            {"x": row.sent_s, "y": 0, "label": row.label} for row in self.requests.itertuples() if known(row.sent_s)
+        ]
 
     def _words(self) -> list[dict[str, Any]]:
         words: list[dict[str, Any]] = []
@@ -103,7 +106,7 @@ def inter_token_gaps(frames: RunFrames, *, label: str = "A", title: str, subtitl
     datasets = Datasets()
     rows = [_Gaps(alt, frames, arm, label, datasets).row(last=arm == frames.arms[-1]) for arm in frames.arms]
     chart = alt.vconcat(*rows, spacing=20).resolve_scale(x="shared", y="shared")
-    legend = f"each point: one token of {label}, late by so much after the one before · band: the prefill of the request named in it"
+    legend = f"point: one token of {label} and the gap before it · band: the prefill of the request named in it"
     return finished(chart, datasets, title, [*subtitle, legend])
 
 
@@ -113,7 +116,9 @@ class _Gaps:
         of_arm = {name: frame[frame["arm"] == arm] for name, frame in _frames(frames).items()}
         self.gaps = of_arm["tokens"][(of_arm["tokens"]["label"] == label) & of_arm["tokens"]["gap_s"].notna()]
         self.stalls = of_arm["stalls"][of_arm["stalls"]["label"] == label]
-        self.prefills = of_arm["phases"][(of_arm["phases"]["phase"] == "prefill") & (of_arm["phases"]["label"] != label)]
+        self.prefills = of_arm["phases"][
+            (of_arm["phases"]["phase"] == "prefill") & (of_arm["phases"]["label"] != label)
+        ]
         all_gaps = frames.tokens[frames.tokens["label"] == label]["gap_s"]
         self.top_ms = 1e3 * float(all_gaps.max()) * 1.18 if all_gaps.notna().any() else 1.0
         self.end_s = float(frames.phases["end_s"].max()) if len(frames.phases) else 1.0

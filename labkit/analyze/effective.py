@@ -28,8 +28,18 @@ def settings_table(server: dict[str, Any]) -> pd.DataFrame:
     context = server["model"]["facts"]["n_ctx_train"]
     rows = [
         ("slots (--parallel)", asked["parallel"], effective.get("slots"), _slots_note(asked)),
-        ("KV cache", _mode(asked["kv_unified"]), _mode(effective.get("kv_unified")), mode_note(asked, effective)),
-        ("KV cells in all (--ctx-size)", asked["ctx_size"], effective.get("pool_cells"), pool_note(asked, effective)),
+        (
+            "KV cache",
+            _mode(asked["kv_unified"]),
+            _mode(effective.get("kv_unified")),
+            mode_note(asked, effective),
+        ),
+        (
+            "KV cells in all (--ctx-size)",
+            asked["ctx_size"],
+            effective.get("pool_cells"),
+            pool_note(asked, effective),
+        ),
         ("KV cells a slot may use", "", effective.get("slot_cells"), slot_note(effective, context)),
         ("continuous batching", _on(asked["cont_batching"]), None, "no endpoint tells; the experiment does"),
         ("logical batch (--batch-size)", asked["batch_size"], effective.get("batch_size"), "tokens a step"),

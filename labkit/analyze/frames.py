@@ -177,7 +177,10 @@ class RunFrames:
         polls = [row for row in self.data.slots if row["arm"] == arm and row["slots"] is not None]
         rows = []
         for number, (poll, fresh) in enumerate(zip(polls, fresh_progress(polls), strict=True)):
-            times = {"sent_s": self._since(arm, poll["sent_s"]), "received_s": self._since(arm, poll["received_s"])}
+            times = {
+                "sent_s": self._since(arm, poll["sent_s"]),
+                "received_s": self._since(arm, poll["received_s"]),
+            }
             for slot in poll["slots"]:
                 label = self._label_of.get((arm, slot["seed"]), FOREIGN) if slot["busy"] else None
                 facts = {"arm": arm, "poll": number, "slot": slot["id"], "label": label}

@@ -123,7 +123,12 @@ class _Arm:
 
     def _lane_background(self) -> Any:
         rows = [
-            {"x": 0, "x2": self.end_s * 1.005, "y": self._lane(slot) + BAR_TOP, "y2": self._lane(slot) + BAR_BOTTOM}
+            {
+                "x": 0,
+                "x2": self.end_s * 1.005,
+                "y": self._lane(slot) + BAR_TOP,
+                "y2": self._lane(slot) + BAR_BOTTOM,
+            }
             for slot in self.slots
         ]
         return self._rects(rows, color="#F5F6F7")
@@ -160,7 +165,12 @@ class _Arm:
         slot_of = {row.label: row.slot for row in self.phases.itertuples() if known(row.slot)}
         tokens = self._of(self.frames.tokens)
         rows = [
-            {"x": row.t_s, "y": self._lane(slot_of[row.label]) + 0.38, "y2": self._lane(slot_of[row.label]) + 0.66, "label": row.label}
+            {
+                "x": row.t_s,
+                "y": self._lane(slot_of[row.label]) + 0.38,
+                "y2": self._lane(slot_of[row.label]) + 0.66,
+                "label": row.label,
+            }
             for row in thinned(tokens, "t_s", self.end_s).itertuples()
             if row.label in slot_of
         ]
@@ -217,13 +227,10 @@ class _Arm:
 
     def _end_texts(self) -> list[Any]:
         a = self.phases[(self.phases["label"] == "A") & (self.phases["phase"] == "decode")]
-        ends = [{"x": float(row.end_s), "y": 0.17, "text": "A's last token"} for row in a.itertuples()]
-        early = [row for row in ends if row["x"] <= 0.86 * self.end_s]
-        late = [row for row in ends if row not in early]
-        return [
-            self._text(early, dx=5, color=QUIET_INK),
-            self._text(late, dx=-5, align="right", color=QUIET_INK),
-        ]
+        end_s = a["end_s"].max()
+        ends = [{"x": float(end_s), "y": 0.17, "text": "A's last token"}] if known(end_s) else []
+        beside = {"dx": -5, "align": "right"} if known(end_s) and end_s > 0.86 * self.end_s else {"dx": 5}
+        return [self._text(ends, color=QUIET_INK, **beside)]
 
     def _detail(self, row: Any) -> str:
         prefill = f"prefill {seconds_text(row.prefill_s)}" if known(row.prefill_s) else ""
@@ -269,7 +276,11 @@ class _Arm:
             for span in self.phases[self.phases["phase"] == "deferred"].itertuples()
         ]
         held = [
-            {"x": row["x"], "y": (row["y"] + row["y2"]) / 2, "text": f"{row['label']} owns the slot, waits {seconds_text(row['x2'] - row['x'])}"}
+            {
+                "x": row["x"],
+                "y": (row["y"] + row["y2"]) / 2,
+                "text": f"{row['label']} owns the slot, waits {seconds_text(row['x2'] - row['x'])}",
+            }
             for row in self._spans("waiting")
             if row["x2"] - row["x"] > 0.2 * self.end_s
         ]
@@ -327,5 +338,3 @@ def _joined(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:
         else:
             joined.append(dict(span))
     return joined
-
-

@@ -12,7 +12,6 @@ B's first one is then impossible, whatever /slots shows.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from labkit.analyze.late_view import ArmRows, ArmView, LateView, RunRows
 from labkit.analyze.verdict import INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED, Check, Verdict
@@ -75,7 +74,7 @@ def _unless_contradicted_joined(view: LateView, arm: ArmView) -> tuple[str, str,
                 "does another server answer /slots?",
             )
         if view.polls_inside_fresh == 0:
-            why = f"/slots showed {view.label} without progress in all of {view.polls_inside} polls, while its tokens came"
+            why = f"/slots showed {view.label} without progress in {view.polls_inside} polls, while its tokens came"
             return (
                 UNDECIDED,
                 f"the sources contradict each other: {why}",
@@ -101,11 +100,13 @@ def _kept_out(view: LateView, arm: ArmView) -> tuple[str, str, str]:
         )
     if view.polls_owned == 0:
         if view.polls_waiting >= MIN_POLLS:
-            why = f"{view.label} reached no slot while A decoded ({view.polls_waiting} polls): it was held before the slots"
+            why = f"{view.label} was on no slot in {view.polls_waiting} polls while A decoded: something held it before"
             return UNDECIDED, why, "look at what stands between client and server, threads_http for one"
         return UNDECIDED, f"A ended {view.window_s:.2f} s after {view.label} was sent", raise_it
     if view.chance_tokens < arm.chance_needed:
-        why = f"A decoded only {view.chance_tokens} tokens while {view.label} had a slot, {arm.chance_needed} are needed"
+        why = (
+            f"A decoded only {view.chance_tokens} tokens while {view.label} had a slot, {arm.chance_needed} are needed"
+        )
         return UNDECIDED, why, raise_it
     return (
         KEPT_OUT,
@@ -134,9 +135,7 @@ def judge_late_arrival(data: RunRows) -> Verdict:
     treatment = late_joined(view := treatment_arm.view())
     joined = _joined_check(treatment, view)
     if not data.run.get("parameters", {}).get("control", True):
-        return Verdict(
-            (joined, _because("not_tested", "no control arm was run", "the parameter control is off"))
-        )
+        return Verdict((joined, _because("not_tested", "no control arm was run", "the parameter control is off")))
     control_arm = ArmRows(data, CONTROL)
     difference = _difference(treatment_arm, control_arm)
     return Verdict((joined, _because_check(treatment, late_joined(control_arm.view()), difference)))
@@ -173,9 +172,7 @@ def _because_check(treatment: Answer, control: Answer, difference: str) -> Check
         return _because(
             REFUTED, control.observed, "it joined without continuous batching too: something else lets it in"
         )
-    return _because(
-        INCONCLUSIVE, control.observed, f"the control can't be judged: {control.why}", control.hint
-    )
+    return _because(INCONCLUSIVE, control.observed, f"the control can't be judged: {control.why}", control.hint)
 
 
 def _because(status: str, observed: str, why: str, hint: str = "") -> Check:

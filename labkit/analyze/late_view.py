@@ -121,7 +121,7 @@ class ArmRows:
         """Return how many steps the late prompts may need to enter: A gets a token in each of them."""
         prompts = sum(n for label, n in self.facts.get("prompt_tokens", {}).items() if label != "A")
         batch = self.effective.get("batch_size") or 2048
-        return MIN_CHANCE_TOKENS + 2 * math.ceil(prompts / batch)
+        return MIN_CHANCE_TOKENS + 2 * math.ceil(int(prompts) / int(batch))
 
     def _slots_speak(self) -> bool:
         return any(slot["seed"] is not None for poll in self.polls for slot in poll["slots"])
@@ -154,9 +154,7 @@ class ArmRows:
         ours = {request["seed"] for request in self.requests.values()}
         since_s = self.facts["load_start_s"]
         during = [poll for poll in self.polls if since_s <= poll["sent_s"] <= self.facts["load_end_s"]]
-        seeds = {
-            s["seed"] for poll in during for s in poll["slots"] if s["busy"] and s["seed"] is not None
-        } - ours
+        seeds = {s["seed"] for poll in during for s in poll["slots"] if s["busy"] and s["seed"] is not None} - ours
         if seeds:
             return (
                 f"{len(seeds)} task(s) in /slots are not ours: another client uses this server",

@@ -14,7 +14,7 @@ def run_facts(frames: RunFrames) -> str:
     """Return the line that every picture's subtitle carries: slots, KV, model, build, cores."""
     server: dict[str, Any] = next((frames.facts(arm)["server"] for arm in frames.arms), {})
     effective, model = server.get("effective") or {}, server.get("model", {})
-    mode = {True: "unified KV", False: "split KV"}.get(effective.get("kv_unified"), "KV mode unknown")
+    mode = {True: "unified KV", False: "split KV", None: "KV mode unknown"}[effective.get("kv_unified")]
     cells = f"{effective['pool_cells']:,} cells" if effective.get("pool_cells") else "cells unknown"
     machine = frames.data.run["provenance"]
     return " · ".join(
@@ -62,8 +62,8 @@ def gaps_reading(frames: RunFrames) -> str:
             worst = group.loc[group["gap_s"].idxmax()]
             times = worst["gap_s"] / worst["median_gap_s"]
             sentences.append(
-                f"With {name}, the prefill of {cause} makes {len(group)} long gap{'s' * (len(group) > 1)} in A's stream,"
-                f" the longest {seconds_text(worst['gap_s'])}: {times:.0f} times A's median gap."
+                f"With {name}, the prefill of {cause} makes {len(group)} long gap{'s' * (len(group) > 1)}"
+                f" in A's stream, the longest {seconds_text(worst['gap_s'])}: {times:.0f} times A's median gap."
             )
     return " ".join(sentences)
 
@@ -77,7 +77,7 @@ def naive_reading(naive: NaiveCriteria | None) -> str:
         f'The article\'s criterion says "batched" in {naive.other_progress} ({share}): this build still shows the'
         " previous task's counters on a slot whose new task waits."
         if naive.other_progress
-        else 'The article\'s criterion says "batched" in none: this build clears a finished task\'s counters.'
+        else "The article's criterion says \"batched\" in none: this build clears a finished task's counters."
     )
     return (
         f"Without continuous batching, in {naive.polls} polls in which the late request had no token at all:"

@@ -49,9 +49,7 @@ OPTIONS = (
     Option("ctx_size", "--ctx-size", ("n_ctx",)),
     Option("parallel", "--parallel", ("n_parallel",), encode=_minus_one_if_auto),
     Option("kv_unified", "--kv-unified", ("kv_unified",), switch=True, off_flag="--no-kv-unified"),
-    Option(
-        "cont_batching", "--cont-batching", ("cont_batching",), switch=True, off_flag="--no-cont-batching"
-    ),
+    Option("cont_batching", "--cont-batching", ("cont_batching",), switch=True, off_flag="--no-cont-batching"),
     Option("batch_size", "--batch-size", ("n_batch",)),
     Option("ubatch_size", "--ubatch-size", ("n_ubatch",)),
     Option("threads", "--threads", ("cpuparams.n_threads",)),

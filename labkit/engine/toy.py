@@ -6,7 +6,6 @@ printable ASCII: a server answers 500 to text that isn't valid.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def toy_gguf(folder: Path, *, chat_template: bool = True) -> Path:
         if not path.is_file():
             scratch = path.with_suffix(".tmp")
             _write(scratch, chat_template=chat_template)
-            os.replace(scratch, path)
+            scratch.replace(path)
     return path
 
 

@@ -160,7 +160,7 @@ class Stream:
         delta = choice.get("delta") or {}
         answer, reasoning = delta.get("content"), delta.get("reasoning_content")
         if answer or reasoning:
-            self._token(at_s, answer or reasoning, is_answer=bool(answer))
+            self._token(at_s, str(answer or reasoning), is_answer=bool(answer))
         if choice.get("finish_reason"):
             self.record.finish_reason = choice["finish_reason"]
             self.finished = True
@@ -257,9 +257,7 @@ async def stream_request(client: httpx.AsyncClient, stream: Stream, *, model: st
 
     body = request_body(plan, model)
     try:
-        async with client.stream(
-            "POST", PATHS[plan.endpoint], json=body, extensions={"trace": trace}
-        ) as response:
+        async with client.stream("POST", PATHS[plan.endpoint], json=body, extensions={"trace": trace}) as response:
             record.headers_s = stream.clock()
             record.status = response.status_code
             if response.status_code != 200:
@@ -311,9 +309,7 @@ async def count_tokens(client: httpx.AsyncClient, plan: RequestPlan) -> int:
         body = {"content": prompt, "add_special": True, "parse_special": True}
         return len((await _post(client, "/tokenize", body))["tokens"])
     except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
-        raise ServerError(
-            "the server does not count tokens", why=f"{type(error).__name__}: {error}"
-        ) from None
+        raise ServerError("the server does not count tokens", why=f"{type(error).__name__}: {error}") from None
 
 
 async def _post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Any:

@@ -55,10 +55,13 @@ class _Arm:
         self, server: Server, run: Run, name: str, sampling: SampleSettings, say: Callable[[str], None]
     ) -> None:
         self.server, self.run, self.name, self.sampling = server, run, name, sampling
-        self.say = lambda text: say(f"{name}: {text}")
+        self._say = say
         self.slots = (server.effective.slots if server.effective else None) or 1
         self._load: Load | None = None
         self._last_slots: Any = None
+
+    def say(self, text: str) -> None:
+        self._say(f"{self.name}: {text}")
 
     async def measure(self, plan: LoadPlan, *, keep_text: bool) -> list[RequestRecord]:
         if self.server.key:
@@ -70,9 +73,7 @@ class _Arm:
         async with self._sampler() as sampler:
             quiet_after_s = await sampler.until_idle(IDLE_LIMIT_S)
             self.run.note(self.name, load_start_s=self.run.clock(), quiet_after_s=quiet_after_s)
-            self.say(
-                f"sending {len(plan.requests)} requests, watching /slots at {self.sampling.poll_hz:g} Hz"
-            )
+            self.say(f"sending {len(plan.requests)} requests, watching /slots at {self.sampling.poll_hz:g} Hz")
             self._load = Load(plan, keep_text=keep_text, **self._load_arguments())
             records = await self._watched(self._load, sampler)
             self.run.note(self.name, load_end_s=self.run.clock(), server_alive=self.server.alive)
@@ -91,9 +92,7 @@ class _Arm:
         }
 
     def _sampler(self) -> SlotSampler:
-        return SlotSampler(
-            self.server.base_url, self.server.headers, self.sampling, self.run.clock, self._keep_poll
-        )
+        return SlotSampler(self.server.base_url, self.server.headers, self.sampling, self.run.clock, self._keep_poll)
 
     def _keep_poll(self, row: dict[str, Any]) -> None:
         self.run.append("slots", {"arm": self.name} | row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
+from typing import Literal
 
 import httpx
 
@@ -32,7 +33,7 @@ async def late_arrival_plan(params: LateArrival, server: Server) -> LoadPlan:
         ServerError: the server does not count tokens.
     """
     draw = random.Random(params.seed if params.seed is not None else secrets.randbits(31))  # noqa: S311
-    endpoint = "chat" if server.model.facts.has_chat_template else "completion"
+    endpoint: Literal["chat", "completion"] = "chat" if server.model.facts.has_chat_template else "completion"
     labels = "ABCDEFGHI"[: params.n_late + 1]
     seeds = draw.sample(range(1, 2**31), len(labels))
     tags = [f"[{draw.randrange(16**6):06x}]" for _ in labels]
@@ -49,9 +50,7 @@ async def late_arrival_plan(params: LateArrival, server: Server) -> LoadPlan:
         for label, tag, seed in zip(labels, tags, seeds, strict=True)
     ]
     if params.late_prompt_tokens:
-        requests[1:] = [
-            await _lengthened(request, params.late_prompt_tokens, server) for request in requests[1:]
-        ]
+        requests[1:] = [await _lengthened(request, params.late_prompt_tokens, server) for request in requests[1:]]
     return LoadPlan(requests=tuple(requests), start_timeout_s=params.start_timeout_s)
 
 

@@ -225,7 +225,8 @@ def check_fit(
     label, cells = max(need.items(), key=lambda item: item[1])
     if slot_cells is not None and cells > slot_cells:
         raise PlanError(
-            f"request {label} needs {cells} KV cells ({prompts[label]} prompt + {cells - prompts[label]} answer), a slot has {slot_cells}",
+            f"request {label} needs {cells} KV cells, a slot has {slot_cells}",
+            why=f"{prompts[label]} for its prompt and {cells - prompts[label]} for its answer",
             hint=_more_context(cells, slots, kv_unified),
         )
     at_once = sum(sorted(need.values())[-(slots or len(need)) :])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import secrets
 import time
@@ -46,9 +45,7 @@ class Run:
         clock: a monotonic clock in seconds; injected so that tests can script it.
     """
 
-    def __init__(
-        self, folder: Path, fields: dict[str, Any], clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, folder: Path, fields: dict[str, Any], clock: Callable[[], float] = time.perf_counter) -> None:
         self.folder = folder
         self.fields = fields
         self._start = clock()
@@ -79,9 +76,7 @@ class Run:
             file = self._files.get(stream)
             if file is None:
                 # line buffering: what was seen is on its way to the disk before the next line comes
-                file = self._files[stream] = (self.folder / f"{stream}.jsonl").open(
-                    "a", buffering=1, encoding="utf-8"
-                )
+                file = self._files[stream] = (self.folder / f"{stream}.jsonl").open("a", buffering=1, encoding="utf-8")
             file.write(self._redact(json.dumps(_finite(row))) + "\n")
         except OSError as error:
             raise self._unwritable(error) from None
@@ -96,7 +91,7 @@ class Run:
         scratch = self.folder / "run.json.tmp"
         try:
             scratch.write_text(self._redact(json.dumps(_finite(self.fields), indent=1)), encoding="utf-8")
-            os.replace(scratch, self.folder / "run.json")
+            scratch.replace(self.folder / "run.json")
         except OSError as error:
             raise self._unwritable(error) from None
 
@@ -204,9 +199,7 @@ def read_run(folder: Path | str) -> RunData:
             f"{path} is not a run folder", why=type(error).__name__, hint="outputs/<notebook>/<run>"
         ) from None
     if run.get("schema_version") != SCHEMA_VERSION:
-        raise ParameterError(
-            f"{path} has schema {run.get('schema_version')}", why=f"this kit reads {SCHEMA_VERSION}"
-        )
+        raise ParameterError(f"{path} has schema {run.get('schema_version')}", why=f"this kit reads {SCHEMA_VERSION}")
     return RunData(run, **{stream: _read_lines(path / f"{stream}.jsonl") for stream in STREAMS})
 
 

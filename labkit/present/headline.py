@@ -13,7 +13,7 @@ from labkit.errors import VerdictError
 from labkit.measure.record import Run
 from labkit.settings import Setting
 
-_MARKS = {"supported": "✔", "refuted": "✘", "inconclusive": "?", "not_tested": "–", "not_run": "…"}
+_MARKS = {"supported": "✔", "refuted": "✘", "inconclusive": "?", "not_tested": "-", "not_run": "…"}
 _COLOURS = {
     "supported": "#1B7F4B",
     "refuted": "#B3261E",
@@ -33,7 +33,9 @@ class Headline:
 
     def __init__(self, question: str) -> None:
         self._display = display(
-            HTML(f"<p><em>{html.escape(question)}</em> No verdict yet: it appears here when the last cell has run.</p>"),
+            HTML(
+                f"<p><em>{html.escape(question)}</em> No verdict yet: it appears here when the last cell has run.</p>"
+            ),
             display_id=True,
         )
 
@@ -63,7 +65,9 @@ def strict_error(verdict: Verdict, run: Run) -> VerdictError:
     """Return the error that strict=True raises, with the exit code that belongs to the verdict."""
     worst = next(check for check in verdict.checks if check.status == verdict.status)
     error = VerdictError(
-        f"the verdict is {verdict.status}, and strict is on", why=f"{worst.claim}: {worst.why}", hint=worst.hint or str(run.folder)
+        f"the verdict is {verdict.status}, and strict is on",
+        why=f"{worst.claim}: {worst.why}",
+        hint=worst.hint or str(run.folder),
     )
     error.exit_code = _STRICT_EXIT[verdict.status]
     return error
@@ -85,13 +89,14 @@ def summary(fields: dict[str, Any], command: str) -> list[tuple[str, str]]:
 def verdict_html(verdict: Verdict, lines: list[tuple[str, str]]) -> str:
     """Return verdict, checks and summary as HTML with inline styles (GitHub and nbconvert keep those)."""
     colour = _COLOURS[verdict.status]
+    head = "".join(f'<th style="text-align:left">{name}</th>' for name in ("", "claim", "observed", "why"))
     rows = "".join(_check_row(check) for check in verdict.checks)
     facts = "<br>".join(f"<b>{html.escape(name)}:</b> {_value(name, text)}" for name, text in lines)
     return (
         f'<div style="border-left:6px solid {colour};padding:4px 14px">'
         f'<p style="font-size:130%;margin:4px 0"><b style="color:{colour}">{_MARKS[verdict.status]} '
         f"Verdict: {html.escape(verdict.status)}</b></p>"
-        f"<table><thead><tr><th></th><th>claim</th><th>observed</th><th>why</th></tr></thead>"
+        f"<table><thead><tr>{head}</tr></thead>"
         f"<tbody>{rows}</tbody></table><p>{facts}</p></div>"
     )
 

@@ -52,7 +52,8 @@ def parameter_cells(history: list[str]) -> list[str]:
     tagged = [number for number, source in enumerate(history) if _TAGGED.match(source)]
     if not tagged:
         raise ParameterError(
-            "no parameters cell was run in this kernel", hint="run the notebook from its top; the cell starts with `# parameters`"
+            "no parameters cell was run in this kernel",
+            hint="run the notebook from its top; the cell starts with `# parameters`",
         )
     return [history[tagged[-1]], *(source for source in history[tagged[-1] :] if _INJECTED.match(source))]
 

@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from IPython.display import HTML, display
+from IPython.display import display
 from PIL import Image
 
 SCALE = 2
@@ -63,6 +63,13 @@ def read_out(text: str) -> None:
 
 def table(frame: Any) -> None:
     """Display a frame as a plain table, missing values as a dash, numbers to three digits."""
-    shown = frame.astype(object).where(frame.notna(), "–")
-    shown = shown.map(lambda value: f"{value:.3f}" if isinstance(value, float) else value)
-    display(HTML(shown.to_html(index=False, escape=True, border=0)))
+    shown = frame.astype(object).where(frame.notna(), "-")
+    shown = shown.map(lambda value: f"{value:.3f}" if isinstance(value, float) else str(value))
+    numeric = [column for column in frame if frame[column].dtype.kind in "iuf"]
+    style = "text-align:{};white-space:nowrap;padding:2px 12px"
+    align = {column: style.format("right" if column in numeric else "left") for column in frame}
+    head = "".join(f'<th style="{align[c]}">{html.escape(str(c))}</th>' for c in frame)
+    rows = ["".join(f'<td style="{align[c]}">{html.escape(row[c])}</td>' for c in frame) for _, row in shown.iterrows()]
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    page = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    display({"text/html": page, "text/plain": shown.to_string(index=False)}, raw=True)
