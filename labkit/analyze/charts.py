@@ -59,10 +59,10 @@ class _Tokens:
         words = self.datasets.chart(alt, self._words())
         right = words.transform_filter("!datum.late").mark_text(align="left", dx=7, dy=2, **style)
         left = words.transform_filter("datum.late").mark_text(align="right", dx=-9, dy=-3, **style)
-        layers = [layer.encode(x, y, self.colour) for layer in (lines, sent)]
-        layers += [layer.encode(x, y, self.colour, text="text:N") for layer in (right, left)]
+        layers = [layer.encode(self.colour) for layer in (lines, sent)]
+        layers += [layer.encode(self.colour, self.alt.Text("text:N")) for layer in (right, left)]
         name = {"text": ARM_NAMES.get(self.arm, self.arm), "anchor": "start"}
-        return alt.layer(*layers).properties(width=self.width, height=260, title=name)
+        return alt.layer(*layers).encode(x, y).properties(width=self.width, height=260, title=name)
 
     def _steps(self) -> list[dict[str, Any]]:
         return [
@@ -127,13 +127,13 @@ class _Gaps:
     def row(self, *, last: bool) -> Any:
         alt = self.alt
         shown = {} if last else {"labels": False, "ticks": False, "domain": False}
-        self.x = alt.X(
+        x = alt.X(
             "x:Q",
             title="time since A was sent (s)" if last else None,
             scale=alt.Scale(domain=[0, self.end_s * 1.02], nice=False),
             axis=alt.Axis(tickCount=12, grid=False, **shown),
         )
-        self.y = alt.Y(
+        y = alt.Y(
             "y:Q",
             title=f"{self.label}'s inter-token gap (ms)",
             scale=alt.Scale(domain=[0, self.top_ms], nice=False),
@@ -141,7 +141,7 @@ class _Gaps:
         )
         layers = [self._bands(), self._median(), *self._points(), *self._words()]
         name = {"text": ARM_NAMES.get(self.arm, self.arm), "anchor": "start", "frame": "bounds"}
-        return alt.layer(*layers).properties(width=WIDTH - 20, height=190, title=name)
+        return alt.layer(*layers).encode(x, y).properties(width=WIDTH - 20, height=190, title=name)
 
     def _bands(self) -> Any:
         rows = [
@@ -152,15 +152,15 @@ class _Gaps:
         return (
             self.datasets.chart(self.alt, rows)
             .mark_rect(opacity=0.16)
-            .encode(self.x, self.y, self.alt.Color("label:N", scale=scale, legend=None), x2="x2:Q", y2="y2:Q")
+            .encode(self.alt.Color("label:N", scale=scale, legend=None), self.alt.X2("x2:Q"), self.alt.Y2("y2:Q"))
         )
 
     def _points(self) -> list[Any]:
         rows = [{"x": row.t_s, "y": 1e3 * row.gap_s, "y0": 0} for row in self._shown_gaps().itertuples()]
         base = self.datasets.chart(self.alt, rows)
         colour = colours(self.alt, [self.label]).to_dict()["range"][0]
-        stems = base.mark_rule(color=colour, opacity=0.35, strokeWidth=1.2).encode(self.x, self.y, y2="y0:Q")
-        return [stems, base.mark_circle(color=colour, size=26, opacity=0.9).encode(self.x, self.y)]
+        stems = base.mark_rule(color=colour, opacity=0.35, strokeWidth=1.2).encode(self.alt.Y2("y0:Q"))
+        return [stems, base.mark_circle(color=colour, size=26, opacity=0.9)]
 
     def _shown_gaps(self) -> Any:
         # the long ones are the matter: where there are too many, the longest of each pixel is kept
@@ -172,7 +172,7 @@ class _Gaps:
     def _median(self) -> Any:
         rows = [{"x": 0, "x2": self.end_s * 1.02, "y": self.median_ms}]
         rule = self.datasets.chart(self.alt, rows).mark_rule(color=INK, strokeDash=[4, 3], strokeWidth=1)
-        return rule.encode(self.x, self.y, x2="x2:Q")
+        return rule.encode(self.alt.X2("x2:Q"))
 
     def _words(self) -> list[Any]:
         words = [
@@ -181,10 +181,13 @@ class _Gaps:
         ]
         median = [{"x": self.end_s * 1.02, "y": self.median_ms, "text": f"median {self.median_ms:.0f} ms"}]
         style = {"fontSize": 12, "color": INK, "baseline": "middle"}
-        stalls = self.datasets.chart(self.alt, words).mark_text(align="left", dx=8, **style)
+        room = [word for word in words if word["x"] <= 0.6 * self.end_s]
+        tight = [word for word in words if word not in room]
+        stalls = self.datasets.chart(self.alt, room).mark_text(align="left", dx=8, **style)
+        left = self.datasets.chart(self.alt, tight).mark_text(align="right", dx=-8, **style)
         right = self.datasets.chart(self.alt, median).mark_text(align="right", dy=-22, **style | {"color": QUIET_INK})
         bands = self.datasets.chart(self.alt, self._band_names()).mark_text(align="left", dx=4, dy=10, **style)
-        return [layer.encode(self.x, self.y, text="text:N") for layer in (stalls, right, bands)]
+        return [layer.encode(self.alt.Text("text:N")) for layer in (stalls, left, right, bands)]
 
     def _band_names(self) -> list[dict[str, Any]]:
         names: list[dict[str, Any]] = []

@@ -242,7 +242,8 @@ class RunFrames:
             others = prefills[(prefills["arm"] == arm) & (prefills["label"] != label)]
             for gap in stream[stream["gap_s"] > STALL_FACTOR * median_s].itertuples():
                 start_s, end_s = float(gap.t_s) - float(gap.gap_s), float(gap.t_s)
-                causes = others[(others["start_s"] < end_s) & (others["end_s"] > start_s)]["label"]
+                overlap_s = others["end_s"].clip(upper=end_s) - others["start_s"].clip(lower=start_s)
+                causes = others[overlap_s > 0.5 * float(gap.gap_s)]["label"]
                 if len(causes):
                     spans = {"start_s": start_s, "end_s": end_s, "gap_s": gap.gap_s, "median_gap_s": median_s}
                     rows.append({"arm": arm, "label": label, "cause": " and ".join(sorted(causes))} | spans)

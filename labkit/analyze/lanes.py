@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 LANE_PX, QUEUE_PX = 84, 30
 # parts of a lane's height, from its top
 BAR_TOP, BAR_BOTTOM, STRIP_TOP, STRIP_BOTTOM = 0.30, 0.74, 0.82, 0.93
+ALIGNS = ("left", "center", "right")
 MAX_MARKS = 1500  # of one kind in one arm: more than a picture of this width can show apart
 ARM_NAMES = {"treatment": "continuous batching on", "control": "continuous batching off (control)"}
 
@@ -93,16 +94,17 @@ class _Arm:
         ]
         height = int(QUEUE_PX * (1 + len(self.deferred)) + LANE_PX * len(self.slots))
         name = {"text": ARM_NAMES.get(self.arm, self.arm), "anchor": "start", "frame": "bounds"}
-        return alt.layer(*layers).properties(width=WIDTH, height=height, title=name)
+        encoding = [self._x(), self._y()]  # once for all layers: Altair copies what is in each of them
+        return alt.layer(*layers).encode(*encoding).properties(width=WIDTH, height=height, title=name)
 
-    def _x(self, field: str, **more: Any) -> Any:
+    def _x(self) -> Any:
         shown = {} if self.last else {"labels": False, "ticks": False, "domain": False}
         title = "time since A was sent (s)" if self.last else None
         axis = self.alt.Axis(title=title, grid=True, tickCount=12, labelFlush=False, **shown)
         scale = self.alt.Scale(domain=[0, self.end_s * 1.005], nice=False)
-        return self.alt.X(f"{field}:Q", axis=axis, scale=scale, **more)
+        return self.alt.X("x:Q", axis=axis, scale=scale)
 
-    def _y(self, field: str) -> Any:
+    def _y(self) -> Any:
         middles = [self._lane(slot) + (BAR_TOP + BAR_BOTTOM) / 2 for slot in self.slots]
         names = [f"'slot {slot}'" for slot in self.slots]
         cases = "".join(
@@ -113,13 +115,13 @@ class _Arm:
             labelFontSize=14, labelFontWeight="bold", labelPadding=8,
         )  # fmt: skip
         scale = self.alt.Scale(domain=[self.height, 0], nice=False, zero=False)
-        return self.alt.Y(f"{field}:Q", axis=axis, scale=scale)
+        return self.alt.Y("y:Q", axis=axis, scale=scale)
 
     def _marks(self, rows: list[dict[str, Any]]) -> Any:
         return self.datasets.chart(self.alt, rows)
 
     def _rects(self, rows: list[dict[str, Any]], **mark: Any) -> Any:
-        return self._marks(rows).mark_rect(**mark).encode(self._x("x"), self._y("y"), x2="x2:Q", y2="y2:Q")
+        return self._marks(rows).mark_rect(**mark).encode(self.alt.X2("x2:Q"), self.alt.Y2("y2:Q"))
 
     def _lane_background(self) -> Any:
         rows = [
@@ -143,7 +145,7 @@ class _Arm:
         return spans
 
     def _bars(self, phase: str, *, opacity: float) -> Any:
-        return self._rects(self._spans(phase), opacity=opacity, cornerRadius=2).encode(color=self.colour)
+        return self._rects(self._spans(phase), opacity=opacity, cornerRadius=2).encode(self.colour)
 
     def _waits(self) -> Any:
         inset = 0.09
@@ -156,7 +158,7 @@ class _Arm:
             top = self._queue_row(row.label)
             rows.append({"x": row.start_s, "x2": row.end_s, "y": top + 0.08, "y2": top + 0.28, "label": row.label})
         outline = {"fill": "white", "fillOpacity": 0.6, "strokeDash": [4, 3], "strokeWidth": 1.6}
-        return self._rects(rows, **outline).encode(stroke=self.stroke)
+        return self._rects(rows, **outline).encode(self.stroke)
 
     def _queue_row(self, label: str) -> float:
         return 0.36 * (1 + self.deferred.index(label))
@@ -174,35 +176,27 @@ class _Arm:
             for row in thinned(tokens, "t_s", self.end_s).itertuples()
             if row.label in slot_of
         ]
-        return (
-            self._marks(rows)
-            .mark_rule(strokeWidth=1.1, opacity=0.85)
-            .encode(self._x("x"), self._y("y"), y2="y2:Q", color=self.colour)
-        )
+        return self._marks(rows).mark_rule(strokeWidth=1.1, opacity=0.85).encode(self.alt.Y2("y2:Q"), self.colour)
 
     def _strip(self) -> list[Any]:
         rows = []
         for row in poll_spans(self._of(self.frames.slots)):
             lane = self._lane(row.pop("slot"))
             rows.append(row | {"y": lane + STRIP_TOP, "y2": lane + STRIP_BOTTOM})
-        fresh = self._rects([row for row in rows if row["fresh"]]).encode(color=self.colour)
+        fresh = self._rects([row for row in rows if row["fresh"]]).encode(self.colour)
         stale = self._rects([row for row in rows if not row["fresh"]], fill="white", strokeWidth=1)
-        return [fresh, stale.encode(stroke=self.stroke)]
+        return [fresh, stale.encode(self.stroke)]
 
     def _last_token(self) -> Any:
         a = self.phases[(self.phases["label"] == "A") & (self.phases["phase"] == "decode")]
         rows = [{"x": float(row.end_s), "y": 0.0, "y2": self.height} for row in a.itertuples()]
-        return (
-            self._marks(rows)
-            .mark_rule(color=INK, strokeDash=[2, 3], strokeWidth=1.2)
-            .encode(self._x("x"), self._y("y"), y2="y2:Q")
-        )
+        return self._marks(rows).mark_rule(color=INK, strokeDash=[2, 3], strokeWidth=1.2).encode(self.alt.Y2("y2:Q"))
 
     # --- words ----------------------------------------------------------------------------------------
 
     def _text(self, rows: list[dict[str, Any]], **mark: Any) -> Any:
         style = {"align": "left", "baseline": "middle", "fontSize": 12, "color": INK} | mark
-        return self._marks(rows).mark_text(**style).encode(self._x("x"), self._y("y"), text="text:N")
+        return self._marks(rows).mark_text(**style).encode(self.alt.Text("text:N"))
 
     def _texts(self) -> list[Any]:
         stalled = set(self._of(self.frames.stalls)["label"])
@@ -219,7 +213,7 @@ class _Arm:
             else:
                 details.append({"x": float(spans["start_s"].min()), "y": y, "text": self._detail(row)})
         return [
-            self._text(names, fontSize=15, fontWeight="bold", dx=1).encode(color=self.colour),
+            self._text(names, fontSize=15, fontWeight="bold", dx=1).encode(self.colour),
             self._text(details, color=QUIET_INK, dx=18, fontSize=11.5),
             self._text(end_details, color=QUIET_INK, dx=-6, fontSize=11.5, align="right"),
             *self._end_texts(),
@@ -250,9 +244,17 @@ class _Arm:
             brackets.append({"x": worst["start_s"], "x2": worst["end_s"], "y": y})
             many = f" (longest of {len(group)})" if len(group) > 1 else ""
             text = f"{worst['label']} stalls {seconds_text(worst['gap_s'])}{many}"
-            words.append({"x": worst["end_s"], "y": y - 0.085, "text": text})
-        rule = self._marks(brackets).mark_rule(color=INK, strokeWidth=2).encode(self._x("x"), self._y("y"), x2="x2:Q")
-        return [rule, self._text(words, fontSize=11.5, dx=2)]
+            words.append(self._beside(worst["start_s"], worst["end_s"]) | {"y": y - 0.085, "text": text})
+        rule = self._marks(brackets).mark_rule(color=INK, strokeWidth=2).encode(self.alt.X2("x2:Q"))
+        return [rule, *(self._text([w for w in words if w["align"] == at], fontSize=11.5, align=at) for at in ALIGNS)]
+
+    def _beside(self, start_s: float, end_s: float) -> dict[str, Any]:
+        """Place words over a long bracket, else at the side of it that has room."""
+        if end_s - start_s > 0.25 * self.end_s:
+            return {"x": (start_s + end_s) / 2, "align": "center"}
+        if end_s > 0.6 * self.end_s:
+            return {"x": start_s, "align": "right"}
+        return {"x": end_s + 0.003 * self.end_s, "align": "left"}
 
     def _arrivals(self) -> list[Any]:
         marks, words = [], []
@@ -265,7 +267,7 @@ class _Arm:
         triangle = (
             self._marks(marks)
             .mark_point(shape="triangle-down", size=90, filled=True, opacity=1)
-            .encode(self._x("x"), self._y("y"), color=self.colour)
+            .encode(self.colour)
         )
         waits = [
             {

@@ -19,15 +19,15 @@ SCALE = 2
 COLOURS = 256
 
 
-def png(chart: Any) -> bytes:
+def png(specification: dict[str, Any]) -> bytes:
     """Render a chart at twice its size, as a small PNG.
 
     Args:
-        chart: an Altair chart.
+        specification: Vega-Lite, from an Altair chart's to_dict().
     """
     import vl_convert
 
-    raw = vl_convert.vegalite_to_png(chart.to_dict(validate=False), scale=SCALE)
+    raw = vl_convert.vegalite_to_png(specification, scale=SCALE)
     # flat colours survive a palette; vl-convert's own files are 15 times larger
     image = Image.open(io.BytesIO(raw)).convert("RGB")
     packed = io.BytesIO()
@@ -44,12 +44,12 @@ def show(chart: Any, reading: str, *, folder: Path | None = None, name: str = "c
         folder: where its specification is kept, as `name`.vl.json, if given.
         name: file name without ending.
     """
-    image = png(chart)
+    specification = chart.to_dict(validate=False)
+    image = png(specification)
     width, height = Image.open(io.BytesIO(image)).size
     size = {"width": width // SCALE, "height": height // SCALE}
     if folder:
-        specification = json.dumps(chart.to_dict(validate=False))
-        (folder / f"{name}.vl.json").write_text(specification, encoding="utf-8")
+        (folder / f"{name}.vl.json").write_text(json.dumps(specification), encoding="utf-8")
     bundle = {"image/png": image, "text/plain": reading}
     display(bundle, raw=True, metadata={"image/png": size | {"alt": reading}})
     read_out(reading)
