@@ -85,7 +85,10 @@ def main() -> None:
         _apply(params, attribute["names"], attribute["value"], optional=attribute["optional"])
     if order["api_keys"]:
         params.api_keys = order["api_keys"]
-    server = xllamacpp.Server(params)
+    try:
+        server = xllamacpp.Server(params)
+    except RuntimeError as error:  # its reason is in the log above, whatever it says itself
+        raise SystemExit(f"labkit: {error}") from None
     sys.stdin.read()
     del server
     # llama.cpp's threads may still run: leave without waiting for them

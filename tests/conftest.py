@@ -1,0 +1,36 @@
+"""What all tests share: no proxies, no keys, no LLAMA_* variables from the machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import labkit
+
+DATA = Path(__file__).parent / "data"
+PROJECT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("LLAMA_", "LABKIT_API_KEY", "LABKIT_MODEL")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def project() -> Path:
+    return PROJECT
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """A list that collects progress lines: pass `say=said.append`."""
+    yield []
+
+
+def pytest_report_header() -> str:
+    return f"labkit {labkit.__version__}"
