@@ -1,0 +1,43 @@
+import pytest
+
+from labkit.engine.log import LogFacts, failure, parse_log
+from tests.conftest import DATA
+
+
+def read(name: str) -> str:
+    return (DATA / "b10229" / f"{name}.log").read_text()
+
+
+def test_a_start_log_tells_the_effective_values() -> None:
+    facts = parse_log(read("start"))
+    assert (facts.n_slots, facts.slot_cells, facts.kv_unified, facts.pool_cells) == (2, 4096, True, 4096)
+    assert (facts.batch_size, facts.ubatch_size) == (512, 128)
+    assert facts.kv_bytes == 90 * 2**20
+    assert facts.devices == ("CPU",)
+
+
+def test_a_log_that_says_nothing_gives_nothing() -> None:
+    assert parse_log("hello\n") == LogFacts()
+
+
+def test_the_slot_line_of_older_builds_is_read_too() -> None:
+    assert parse_log("srv  load_model: initializing slots, n_slots = 4\n").n_slots == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("port_taken", "port", "couldn't bind HTTP server socket"),
+        ("missing", "model", "No such file or directory"),
+        ("truncated", "model", "model is corrupted or incomplete"),
+        ("garbage", "model", "GGUF file is version"),
+    ],
+)
+def test_a_failed_start_is_explained_in_the_logs_own_words(name: str, kind: str, words: str) -> None:
+    found, reason = failure(read(name))
+    assert found == kind
+    assert words in reason
+
+
+def test_a_failure_without_words_is_other() -> None:
+    assert failure("") == ("other", "")

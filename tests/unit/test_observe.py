@@ -1,0 +1,92 @@
+"""The shapes of /slots that builds have had, and what goes wrong with polls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+import labkit as lab
+from labkit.measure.observe import SlotSampler, UnknownShapeError, parse_slots
+
+NEXT = {"has_next_token": True, "has_new_line": False, "n_remain": 22, "n_decoded": 10}
+BUSY = {"id": 1, "n_ctx": 2048, "speculative": False, "is_processing": True, "id_task": 5, "params": {"seed": 7}}
+
+
+@pytest.mark.parametrize("following", [NEXT, [NEXT]], ids=["object", "list"])
+def test_next_token_is_read_as_object_and_as_list(following: Any) -> None:
+    (slot,) = parse_slots([BUSY | {"next_token": following, "n_prompt_tokens_processed": 40, "n_prompt_tokens": 50}])
+    assert (slot["n_decoded"], slot["n_prefilled"], slot["n_cells"], slot["seed"], slot["busy"]) == (10, 40, 50, 7, True)
+
+
+def test_a_slot_never_used_is_idle_with_nothing_known() -> None:
+    (slot,) = parse_slots([{"id": 0, "n_ctx": 2048, "speculative": False, "is_processing": False}])
+    assert slot["busy"] is False
+    assert slot["id_task"] is slot["seed"] is slot["n_decoded"] is slot["n_prefilled"] is None
+
+
+def test_unknown_keys_are_ignored_and_missing_counters_stay_unknown() -> None:
+    (slot,) = parse_slots([BUSY | {"next_token": [], "brand_new": {"a": 1}}])
+    assert slot["n_decoded"] is None
+    assert "brand_new" not in slot
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        ([{"id": 0, "state": 1}], "a build before b4027"),
+        ([{"id": 0}], "no is_processing"),
+        ({"error": "x"}, "answered dict"),
+        ([1, 2], "answered list"),
+        (None, "answered NoneType"),
+    ],
+)
+def test_a_shape_that_cannot_be_read_is_named(body: Any, complaint: str) -> None:
+    with pytest.raises(UnknownShapeError, match=complaint):
+        parse_slots(body)
+
+
+async def poll_once(answer: httpx.Response | Exception) -> dict[str, Any]:
+    def handle(request: httpx.Request) -> httpx.Response:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    kept: list[dict[str, Any]] = []
+    ticks = iter(range(100))
+    sampler = SlotSampler("http://lab", {}, lab.SampleSettings(), lambda: float(next(ticks)), kept.append)
+    await sampler._client.aclose()
+    sampler._client = httpx.AsyncClient(base_url="http://lab", transport=httpx.MockTransport(handle))
+    async with sampler:
+        row = await sampler.poll()
+    assert kept == [row]
+    return row
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (httpx.Response(501, json={"error": {}}), "/slots is disabled"),
+        (httpx.Response(401), "401: a key is needed"),
+        (httpx.Response(404), "/slots answered 404"),
+        (httpx.Response(200, text="<html>"), "not JSON"),
+        (httpx.Response(200, json={"a": 1}), "not a list of slots"),
+        (httpx.ReadTimeout("slow"), "no answer within the limit"),
+        (httpx.ConnectError("gone"), "ConnectError"),
+    ],
+)
+def test_a_poll_that_fails_is_a_row_with_its_reason(answer: httpx.Response | Exception, error: str) -> None:
+    import asyncio
+
+    row = asyncio.run(poll_once(answer))
+    assert error in row["error"]
+    assert row["slots"] is None
+    assert row["sent_s"] == 0.0
+
+
+def test_both_times_of_a_poll_are_kept() -> None:
+    import asyncio
+
+    row = asyncio.run(poll_once(httpx.Response(200, json=[])))
+    assert (row["sent_s"], row["received_s"], row["slots"], row["error"]) == (0.0, 1.0, [], None)
