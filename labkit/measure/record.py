@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -50,7 +51,7 @@ class Run:
         self.fields = fields
         self._start = clock()
         self._clock = clock
-        self._files: dict[str, TextIO] = {}
+        self._files: dict[str, FileIO] = {}
         self._secrets: list[str] = []
         self.update()
 
@@ -72,12 +73,13 @@ class Run:
         Raises:
             RecordError: the disk is full or the folder has gone.
         """
+        line = self._redact(json.dumps(_finite(row))) + "\n"
         try:
             file = self._files.get(stream)
             if file is None:
-                # line buffering: what was seen is on its way to the disk before the next line comes
-                file = self._files[stream] = (self.folder / f"{stream}.jsonl").open("a", buffering=1, encoding="utf-8")
-            file.write(self._redact(json.dumps(_finite(row))) + "\n")
+                # unbuffered: what was seen is with the system before the next line comes
+                file = self._files[stream] = (self.folder / f"{stream}.jsonl").open("ab", buffering=0)
+            file.write(line.encode())
         except OSError as error:
             raise self._unwritable(error) from None
 
@@ -112,7 +114,7 @@ class Run:
         return text
 
     def _unwritable(self, error: OSError) -> RecordError:
-        self._files.clear()
+        self.close()
         return RecordError(
             f"the run folder {self.folder} can't be written",
             why=str(error.strerror),

@@ -1,0 +1,146 @@
+"""Charts by their specification, and a few as pixels."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import labkit as lab
+from labkit.measure.record import RunData
+from labkit.present.show import png
+from tests.synthetic import Scenario, recorded
+
+CHARTS = [lab.slot_lanes, lab.tokens_over_time, lab.inter_token_gaps]
+
+
+def both(**more: Any) -> lab.RunFrames:
+    return lab.RunFrames(recorded(treatment=Scenario(**more), control=Scenario(joins=False, **more)))
+
+
+def spec(draw: Callable[..., Any], frames: lab.RunFrames) -> dict[str, Any]:
+    return draw(frames, title="Title", subtitle=["facts"]).to_dict()  # type: ignore[no-any-return]
+
+
+def words(specification: dict[str, Any]) -> str:
+    return json.dumps(specification, ensure_ascii=False)
+
+
+def ink(image: bytes) -> float:
+    """Return the share of pixels that are not white."""
+    picture = Image.open(io.BytesIO(image)).convert("L")
+    histogram = picture.histogram()
+    return 1 - histogram[255] / sum(histogram)
+
+
+@pytest.mark.parametrize("draw", CHARTS)
+def test_charts_are_valid_vega_lite_with_title_units_and_facts(draw: Callable[..., Any]) -> None:
+    specification = spec(draw, both())
+    assert specification["title"]["text"] == "Title"
+    assert specification["title"]["subtitle"][0] == "facts"
+    assert "time since A was sent (s)" in words(specification)
+
+
+def test_lanes_show_every_request_on_its_slot_and_name_the_stall() -> None:
+    text = words(spec(lab.slot_lanes, both()))
+    assert "'slot 0'" in text
+    assert "'slot 1'" in text
+    assert "A stalls 200 ms" in text
+    assert "B owns the slot, waits" in text
+    assert "B sent, first token after" in text
+
+
+def test_deferred_requests_wait_in_a_row_of_their_own() -> None:
+    assert "C waits" in words(spec(lab.slot_lanes, both(late=2)))
+    assert "for a slot" not in words(spec(lab.slot_lanes, both()))
+
+
+def test_a_request_has_one_colour_everywhere() -> None:
+    scales = [spec(draw, both(late=2)) for draw in CHARTS]
+    assert all("#D55E00" in words(specification) for specification in scales)
+
+
+@pytest.mark.parametrize("draw", CHARTS)
+@pytest.mark.parametrize("empty", [RunData({"arms": {"treatment": {}}, "provenance": {"cores": 2}})])
+def test_a_run_that_saw_nothing_is_a_chart_that_says_so(draw: Callable[..., Any], empty: RunData) -> None:
+    specification = spec(draw, lab.RunFrames(empty))
+    assert "nothing to draw" in words(specification)
+    assert ink(png(specification)) > 0
+
+
+@pytest.mark.parametrize("outcome", ["disconnected", "server_error", "stalled"])
+@pytest.mark.parametrize("draw", CHARTS)
+def test_a_request_that_failed_is_drawn_as_far_as_it_came(draw: Callable[..., Any], outcome: str) -> None:
+    data = recorded(treatment=Scenario())
+    data.requests[1] |= {"outcome": outcome, "timings": None, "first_token_s": None, "last_token_s": None}
+    data.tokens[:] = [token for token in data.tokens if token["label"] == "A"]
+    assert ink(png(spec(draw, lab.RunFrames(data)))) > 0.01
+
+
+@pytest.mark.parametrize("draw", CHARTS)
+def test_charts_without_slots_are_drawn(draw: Callable[..., Any]) -> None:
+    frames = lab.RunFrames(recorded(treatment=Scenario(slots_error="disabled")))
+    assert ink(png(spec(draw, frames))) > 0.01
+
+
+def crowd(requests: int, tokens: int, polls: int, slots: int) -> lab.RunFrames:
+    """Return a run of 64 requests, 12,800 tokens and 24,000 slot rows, as case D03 asks."""
+    data = recorded(treatment=Scenario(slots=slots))
+    a, server_polls = data.requests[0], [p for p in data.slots if p["sent_s"] > 0]
+    data.requests[:] = [a | {"label": f"r{i:02d}", "seed": 1000 + i, "id_slot": i % slots} for i in range(requests)]
+    data.requests[0]["label"] = "A"
+    data.tokens[:] = [
+        {"arm": "treatment", "label": row["label"], "warm_up": False, "i": i, "at_s": 0.3 + i * 0.05 + n * 0.001}
+        for n, row in enumerate(data.requests)
+        for i in range(1, tokens + 1)
+    ]
+    data.slots[:] = [
+        server_polls[i % len(server_polls)] | {"sent_s": i * 0.2, "received_s": i * 0.2 + 0.01} for i in range(polls)
+    ]
+    return lab.RunFrames(data)
+
+
+@pytest.mark.parametrize("draw", CHARTS)
+def test_large_runs_are_thinned_never_refused_or_cut(draw: Callable[..., Any]) -> None:
+    frames = crowd(requests=64, tokens=200, polls=3000, slots=8)
+    assert len(frames.tokens) == 12_800
+    assert len(frames.slots) == 24_000
+    specification = spec(draw, frames)
+    assert sum(len(rows) for rows in specification["datasets"].values()) < 12_000
+    ends = [row["x"] for rows in specification["datasets"].values() for row in rows if isinstance(row.get("x"), float)]
+    assert max(ends) > 10  # the end of the run is in the picture
+
+
+@pytest.mark.parametrize("label", ["llamacpp:requests", "params.temperature", "slot[0]", "a'b", 'x"y', "ünï"])
+@pytest.mark.parametrize("draw", CHARTS)
+def test_odd_names_are_drawn_as_they_are(draw: Callable[..., Any], label: str) -> None:
+    data = recorded(treatment=Scenario())
+    for rows in (data.requests, data.tokens):
+        for row in rows:
+            row["label"] = label if row["label"] == "B" else row["label"]
+    specification = spec(draw, lab.RunFrames(data))
+    assert json.dumps(label, ensure_ascii=False)[1:-1] in words(specification)
+    assert ink(png(specification)) > 0.01
+
+
+def test_pictures_are_small_and_twice_their_size() -> None:
+    image = png(spec(lab.slot_lanes, both(late=2)))
+    width, _ = Image.open(io.BytesIO(image)).size
+    assert 1800 < width < 2200
+    assert len(image) < 150_000
+
+
+def test_text_needs_no_font_of_the_machine() -> None:
+    # the renderer brings its fonts; a font set by us might not be there
+    assert '"font"' not in words(spec(lab.slot_lanes, both()))
+
+
+def test_grey_prints_keep_prefill_and_decode_apart() -> None:
+    picture = Image.open(io.BytesIO(png(spec(lab.slot_lanes, both())))).convert("L")
+    shades = {value for value, count in enumerate(picture.histogram()) if count > 3000}
+    assert min(shades) < 130  # solid prefill
+    assert any(180 < shade < 230 for shade in shades)  # tinted decode
