@@ -119,7 +119,24 @@ def concurrency_reading(frames: RunFrames, arm: str) -> str:
     text = f"{len(requests)} requests sent, at most {in_flight} in flight at once, at most {busy} slots busy in a poll."
     if len(requests) > 1 and in_flight == 1:
         return f"{text} The client sent one at a time: this says nothing about the server's slots."
-    return text
+    return " ".join([text, *_pinned_sentences(frames, arm)])
+
+
+def _pinned_sentences(frames: RunFrames, arm: str) -> list[str]:
+    """Explain requests that waited for the slot they were pinned to while others were idle."""
+    pins = {row["label"]: row["id_slot_asked"] for row in frames.data.requests if row["arm"] == arm}
+    waits = frames.phases[(frames.phases["arm"] == arm) & (frames.phases["phase"] == "deferred")]
+    slots = frames.slots[frames.slots["arm"] == arm]
+    sentences = []
+    for wait in waits.itertuples():
+        during = slots[(slots["sent_s"] >= wait.start_s) & (slots["received_s"] <= wait.end_s)]
+        idle = int((~during["busy"]).groupby(during["poll"]).sum().max()) if len(during) else 0
+        if pins.get(wait.label) is not None and idle:
+            waited = seconds_text(wait.end_s - wait.start_s)
+            sentences.append(
+                f"{wait.label} was pinned to slot {pins[wait.label]} and waited {waited} for it while {idle} slots were idle."
+            )
+    return sentences
 
 
 def max_overlap(spans: list[tuple[float, float]]) -> int:

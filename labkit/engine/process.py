@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from labkit.errors import EngineBusyError, EngineError
 
 STOP_LIMIT_S = 8.0
@@ -123,12 +125,19 @@ class ServerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the server's process still runs."""
-        return self.ended is None and self._supervisor.poll() is None
+        """Whether the server's process still runs; true to the moment, before its supervisor has reported."""
+        if self.ended is not None or self._supervisor.poll() is not None:
+            return False
+        try:
+            return psutil.Process(self.pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        except psutil.NoSuchProcess:
+            return False
 
     @property
     def exit_text(self) -> str:
         """How the process ended, in words."""
+        if not self.alive:
+            self._listener.join(1.0)  # the supervisor is about to report
         code = self.ended["returncode"] if self.ended else None
         if code is None:
             return "ended in a way nobody saw"

@@ -122,8 +122,8 @@ class SlotSampler:
             row = await self.poll()
             if row["slots"] is not None and not any(slot["busy"] for slot in row["slots"]):
                 return self._clock() - started_s
-            if row["slots"] is None and row["status"] is not None:
-                return None  # disabled or unreadable: waiting would not help
+            if row["slots"] is None and (row["status"] is not None or row["error"] == "ConnectError"):
+                return None  # disabled, unreadable or gone: waiting would not help
             await asyncio.sleep(self._interval_s)
         return None
 
