@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import psutil
 
+from labkit.engine.http import http_client
 from labkit.engine.log import LogFacts, failure, parse_log
 from labkit.errors import (
     IdentityError,
@@ -67,7 +68,7 @@ async def until_ready(server: Server, limit_s: float, say: Callable[[str], None]
     """
     started = time.monotonic()
     said_s = 0.0
-    async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
+    async with http_client(server.base_url, timeout_s=2.0) as client:
         while True:
             elapsed_s = time.monotonic() - started
             if not server.alive:
@@ -130,7 +131,7 @@ async def identify(server: Server) -> None:
     Raises:
         IdentityError: another server answers, or it isn't set as asked.
     """
-    async with httpx.AsyncClient(trust_env=False, timeout=10.0, headers=server.headers) as client:
+    async with http_client(server.base_url, headers=server.headers, timeout_s=10.0) as client:
         props = await _json(client, f"{server.base_url}/props")
     _refuse_stranger(server, props)
     facts = await _log_facts(server)

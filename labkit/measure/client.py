@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from labkit.errors import ServerError
+from labkit.measure.wire import arrival_clock
 from labkit.settings import RequestPlan
 
 ERROR_BODY_LIMIT = 4000
@@ -258,12 +259,13 @@ async def stream_request(client: httpx.AsyncClient, stream: Stream, *, model: st
     body = request_body(plan, model)
     try:
         async with client.stream("POST", PATHS[plan.endpoint], json=body, extensions={"trace": trace}) as response:
-            record.headers_s = stream.clock()
+            arrived = arrival_clock(response, stream.clock)
+            record.headers_s = arrived()
             record.status = response.status_code
             if response.status_code != 200:
                 _refuse(record, (await response.aread()).decode("utf-8", "replace"))
             else:
-                await _take_in(response.aiter_raw(), stream)
+                await _take_in(response.aiter_raw(), stream, arrived)
                 stream.close()
     except httpx.HTTPError as error:
         record.outcome = "disconnected"
@@ -272,14 +274,13 @@ async def stream_request(client: httpx.AsyncClient, stream: Stream, *, model: st
         record.end_s = stream.clock()
 
 
-async def _take_in(chunks: AsyncIterator[bytes], stream: Stream) -> None:
+async def _take_in(chunks: AsyncIterator[bytes], stream: Stream, arrived: Clock) -> None:
     decoder = EventDecoder()
-    clock = stream.clock
     async for chunk in chunks:
-        at_s = clock()
+        at_s = arrived()
         for kind, value in decoder.feed(chunk):
             stream.event(kind, value, at_s)
-    at_s = clock()
+    at_s = arrived()
     for kind, value in decoder.close():
         stream.event(kind, value, at_s)
 

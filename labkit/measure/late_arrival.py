@@ -6,8 +6,7 @@ import random
 import secrets
 from typing import Literal
 
-import httpx
-
+from labkit.engine.http import http_client
 from labkit.engine.server import Server
 from labkit.errors import ParameterError
 from labkit.measure.client import count_tokens
@@ -56,7 +55,7 @@ async def late_arrival_plan(params: LateArrival, server: Server) -> LoadPlan:
 
 async def _lengthened(request: RequestPlan, tokens: int, server: Server) -> RequestPlan:
     """Return the request with filler words before its question, so that its prompt has about `tokens` tokens."""
-    async with httpx.AsyncClient(base_url=server.base_url, headers=server.headers, trust_env=False) as client:
+    async with http_client(server.base_url, headers=server.headers, timeout_s=30.0) as client:
         bare = await count_tokens(client, request)
         sample = await count_tokens(client, _filled(request, 200))
         per_word = (sample - bare) / 200

@@ -8,8 +8,10 @@ from typing import Any
 
 import httpx
 
+from labkit.engine.http import http_client
 from labkit.errors import ParameterError, PlanError
 from labkit.measure.client import Clock, RequestRecord, Stream, count_tokens, stream_request
+from labkit.measure.wire import StampingTransport
 from labkit.settings import After, LoadPlan, RequestPlan
 
 _WATCH_EVERY_S = 0.25
@@ -83,11 +85,11 @@ class Load:
     async def run(self, base_url: str, headers: dict[str, str]) -> list[RequestRecord]:
         """Send everything and return the records, in the plan's order; a failure is a record."""
         size = self.plan.max_connections or len(self.plan.requests)
-        limits = httpx.Limits(max_connections=size, max_keepalive_connections=size)
+        transport = StampingTransport(connections=size, clock=self.clock)
         # no read or pool limit: a request may wait long for a slot; the watch below looks at progress
         timeout = httpx.Timeout(None, connect=10.0)
         async with httpx.AsyncClient(
-            base_url=base_url, headers=headers, limits=limits, timeout=timeout, trust_env=False
+            base_url=base_url, headers=headers, transport=transport, timeout=timeout, trust_env=False
         ) as client:
             self._alive_s = self._start_s = self.clock()
             tasks = [asyncio.create_task(self._one(client, request)) for request in self.plan.requests]
@@ -190,7 +192,7 @@ async def prompt_tokens(base_url: str, headers: dict[str, str], plan: LoadPlan) 
     Raises:
         ServerError: it doesn't count.
     """
-    async with httpx.AsyncClient(base_url=base_url, headers=headers, trust_env=False) as client:
+    async with http_client(base_url, headers=headers, timeout_s=30.0) as client:
         return {request.label: await count_tokens(client, request) for request in plan.requests}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from labkit.engine.http import http_client
 from labkit.measure.client import Clock
 from labkit.settings import SampleSettings
 
@@ -69,9 +70,7 @@ class SlotSampler:
     def __init__(
         self, base_url: str, headers: dict[str, str], settings: SampleSettings, clock: Clock, keep: Any
     ) -> None:
-        self._client = httpx.AsyncClient(
-            base_url=base_url, headers=headers, timeout=settings.timeout_s, trust_env=False
-        )
+        self._client = http_client(base_url, headers=headers, timeout_s=settings.timeout_s)
         self._interval_s = 1.0 / settings.poll_hz
         self._clock, self._keep = clock, keep
 

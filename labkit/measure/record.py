@@ -73,7 +73,7 @@ class Run:
         Raises:
             RecordError: the disk is full or the folder has gone.
         """
-        line = self._redact(json.dumps(_finite(row))) + "\n"
+        line = self._redact(_json(row)) + "\n"
         try:
             file = self._files.get(stream)
             if file is None:
@@ -92,7 +92,7 @@ class Run:
         self.fields |= fields
         scratch = self.folder / "run.json.tmp"
         try:
-            scratch.write_text(self._redact(json.dumps(_finite(self.fields), indent=1)), encoding="utf-8")
+            scratch.write_text(self._redact(_json(self.fields, indent=1)), encoding="utf-8")
             scratch.replace(self.folder / "run.json")
         except OSError as error:
             raise self._unwritable(error) from None
@@ -120,6 +120,13 @@ class Run:
             why=str(error.strerror),
             hint="free disk space, or the parameter `outputs` = a folder elsewhere; what was seen until now is in it",
         )
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:  # rare, and looking for it beforehand would cost more than the rest
+        return json.dumps(_finite(value), indent=indent)
 
 
 def _finite(value: Any) -> Any:
