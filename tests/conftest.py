@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,9 +26,9 @@ def project() -> Path:
 
 
 @pytest.fixture
-def said() -> Iterator[list[str]]:
+def said() -> list[str]:
     """A list that collects progress lines: pass `say=said.append`."""
-    yield []
+    return []
 
 
 def pytest_report_header() -> str:

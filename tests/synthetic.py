@@ -123,7 +123,8 @@ def request_row(arm: str, task: Task) -> dict[str, Any]:
         "first_event_s": first, "first_token_s": first, "first_answer_s": first, "last_token_s": task.times[-1],
         "end_s": task.times[-1] + 0.001, "status": 200, "outcome": "completed", "error": None,
         "finish_reason": "length", "truncated": False, "id_slot": task.slot, "tokens": len(task.times), "pings": 0,
-        "timings": {"cache_n": 0, "prompt_n": 50, "prompt_ms": prompt_ms, "predicted_n": len(task.times)},
+        "timings": {"cache_n": 0, "prompt_n": 50, "prompt_ms": prompt_ms, "predicted_n": len(task.times),
+                    "predicted_ms": (task.times[-1] - task.times[0]) * 1e3},
         "prompt": None, "text": None,
     }  # fmt: skip
 
@@ -139,7 +140,10 @@ def server(slots: int = 2) -> dict[str, Any]:
             "ubatch_size": 512, "kv_bytes": 94371840, "slots_endpoint": True, "metrics_endpoint": True,
         },
         "build": {"number": 10229, "package": "xllamacpp 2026.8.10229", "alias": "labkit-1"},
-        "model": {"name": "toy", "sha256": "ab" * 32, "facts": {"name": "toy", "quantisation": "Q4_1", "n_ctx_train": 8192}},
+        "model": {
+            "name": "toy", "sha256": "ab" * 32,
+            "facts": {"name": "toy", "quantisation": "Q4_1", "n_ctx_train": 8192},
+        },
     }  # fmt: skip
 
 

@@ -265,9 +265,7 @@ class _Arm:
             words.append({"x": row.sent_s, "y": 0.15, "label": row.label, "text": self._arrival(row)})
         together = _merged(words)
         triangle = (
-            self._marks(marks)
-            .mark_point(shape="triangle-down", size=90, filled=True, opacity=1)
-            .encode(self.colour)
+            self._marks(marks).mark_point(shape="triangle-down", size=90, filled=True, opacity=1).encode(self.colour)
         )
         waits = [
             {

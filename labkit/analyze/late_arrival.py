@@ -19,13 +19,16 @@ from labkit.analyze.verdict import INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED,
 TREATMENT, CONTROL = "treatment", "control"
 JOINED, KEPT_OUT, UNDECIDED = "joined", "kept_out", "undecided"
 
-# A client that stalls may read B's first token before A's last ones, which then come in one read: this
-# many separate reads of A after it can't be such an accident.
-MIN_READS_AFTER = 3
-# The same where /slots can't tell when B got its slot: B's way into the server counts too.
+# A client that stalls or falls behind may read B's first token before A's last ones. So many of A's
+# tokens must come after it in separate reads, and be still to come by the server's own durations.
+MIN_AFTER = 3
+# Tokens and time that A must go on after B was sent, where /slots can't tell when B got its slot.
 MIN_BLIND_TOKENS, MIN_BLIND_S = 32, 1.0
 # Polls that must contradict before a source is doubted.
 MIN_POLLS = 5
+
+MORE_TOKENS = "a larger a_tokens, so that A decodes longer after the late request came"
+ANOTHER_SERVER = "does another server answer /slots? Run it again"
 
 
 @dataclass(frozen=True)
@@ -53,66 +56,61 @@ def late_joined(arm: ArmView) -> Answer:
 
 
 def _one_joined(view: LateView, arm: ArmView) -> tuple[str, str, str]:
-    if view.reads_after >= MIN_READS_AFTER:
-        return _unless_contradicted_joined(view, arm)
-    if view.tokens_after > 0:
-        why = f"only {view.tokens_after} of A's tokens came after {view.label}'s first one: too few to rule out chance"
-        return UNDECIDED, why, "a larger a_tokens"
-    if view.polls_joined > 0:
-        why = f"/slots saw {view.label} progress beside A in {view.polls_joined} polls, the streams did not"
-        return UNDECIDED, f"the sources contradict each other: {why}", "run it again, and report it"
-    return _kept_out(view, arm)
+    """Return what, why and a hint for one late request, from both sources."""
+    streams, slots = _streams_say(view), _slots_say(view, arm)
+    if {streams, slots} == {JOINED, KEPT_OUT} or (streams == JOINED and _hidden(view, arm)):
+        return UNDECIDED, f"the sources contradict each other: {_contradiction(view, slots)}", ANOTHER_SERVER
+    if streams == JOINED:
+        return JOINED, f"A went on decoding after {view.label}'s first token: both were in the same steps", ""
+    if streams == UNDECIDED:
+        why = (
+            f"A had only about {view.tokens_after} tokens left at {view.label}'s first one: too few to rule out chance"
+        )
+        return UNDECIDED, why, MORE_TOKENS
+    return _kept_out(view, arm, slots)
 
 
-def _unless_contradicted_joined(view: LateView, arm: ArmView) -> tuple[str, str, str]:
-    if arm.slots_speak and view.polls_inside >= MIN_POLLS:
-        if view.polls_inside_seen == 0:
-            why = f"the stream brought {view.label}'s tokens, but /slots never showed it in {view.polls_inside} polls"
-            return (
-                UNDECIDED,
-                f"the sources contradict each other: {why}",
-                "does another server answer /slots?",
-            )
-        if view.polls_inside_fresh == 0:
-            why = f"/slots showed {view.label} without progress in {view.polls_inside} polls, while its tokens came"
-            return (
-                UNDECIDED,
-                f"the sources contradict each other: {why}",
-                "does another server answer /slots?",
-            )
-    return JOINED, f"A went on decoding after {view.label}'s first token: both were in the same steps", ""
+def _streams_say(view: LateView) -> str:
+    if view.reads_after >= MIN_AFTER and (view.surely_after is None or view.surely_after >= MIN_AFTER):
+        return JOINED
+    return KEPT_OUT if view.tokens_after == 0 else UNDECIDED
 
 
-def _kept_out(view: LateView, arm: ArmView) -> tuple[str, str, str]:
+def _slots_say(view: LateView, arm: ArmView) -> str:
+    if view.polls_joined:
+        return JOINED
+    return KEPT_OUT if view.chance_tokens >= arm.chance_needed else UNDECIDED
+
+
+def _hidden(view: LateView, arm: ArmView) -> bool:
+    """Whether /slots hid, poll after poll, a request whose tokens were coming."""
+    return arm.slots_speak and view.polls_inside >= MIN_POLLS and view.polls_inside_fresh == 0
+
+
+def _contradiction(view: LateView, slots: str) -> str:
+    if slots == JOINED:
+        return f"/slots saw {view.label} progress beside A in {view.polls_joined} polls, the streams did not"
+    if view.polls_inside >= MIN_POLLS and view.polls_inside_seen == 0:
+        return f"the stream brought {view.label}'s tokens, but /slots never showed it in {view.polls_inside} polls"
+    return f"/slots showed {view.label} on a slot without progress, while the stream brought its tokens"
+
+
+def _kept_out(view: LateView, arm: ArmView, slots: str) -> tuple[str, str, str]:
     """Decide whether a late request that got nothing while A decoded had its chance."""
-    raise_it = "a larger a_tokens, so that A decodes longer after the late request came"
+    if slots == KEPT_OUT:
+        why = f"{view.label} owned a slot while A decoded {view.chance_tokens} tokens, and got none until A ended"
+        return KEPT_OUT, why, ""
     if not arm.slots_speak:
         if view.tokens_before >= max(MIN_BLIND_TOKENS, arm.chance_needed) and view.window_s >= MIN_BLIND_S:
-            return (
-                KEPT_OUT,
-                f"{view.label} got nothing until A ended (streams alone: /slots does not tell)",
-                "",
-            )
-        return (
-            UNDECIDED,
-            f"A ended {view.window_s:.2f} s after {view.label} was sent, and /slots does not tell more",
-            raise_it,
-        )
-    if view.polls_owned == 0:
-        if view.polls_waiting >= MIN_POLLS:
-            why = f"{view.label} was on no slot in {view.polls_waiting} polls while A decoded: something held it before"
-            return UNDECIDED, why, "look at what stands between client and server, threads_http for one"
-        return UNDECIDED, f"A ended {view.window_s:.2f} s after {view.label} was sent", raise_it
-    if view.chance_tokens < arm.chance_needed:
-        why = (
-            f"A decoded only {view.chance_tokens} tokens while {view.label} had a slot, {arm.chance_needed} are needed"
-        )
-        return UNDECIDED, why, raise_it
-    return (
-        KEPT_OUT,
-        f"{view.label} owned a slot for {view.chance_tokens} of A's tokens and got none until A ended",
-        "",
-    )
+            return KEPT_OUT, f"{view.label} got nothing until A ended (streams alone: /slots does not tell)", ""
+        why = f"A ended {view.window_s:.2f} s after {view.label} was sent, and /slots does not tell more"
+        return UNDECIDED, why, MORE_TOKENS
+    if view.polls_owned == 0 and view.polls_waiting >= MIN_POLLS:
+        why = f"{view.label} was on no slot in {view.polls_waiting} polls while A decoded: something held it before"
+        return UNDECIDED, why, "look at what stands between client and server, threads_http for one"
+    seen = f"/slots saw A decode {view.chance_tokens} tokens while {view.label} had a slot"
+    why = f"{seen}, {arm.chance_needed} are needed"
+    return UNDECIDED, why, MORE_TOKENS
 
 
 def _describe(view: LateView, arm: ArmView) -> str:

@@ -10,6 +10,8 @@ from labkit.analyze.freshness import fresh_progress
 
 # Tokens that A must decode while B owns a slot before "B was kept out" may be said.
 MIN_CHANCE_TOKENS = 8
+# A client that got A's last token so many steps late has fallen behind: its counts are estimates then.
+LAG_STEPS = 5
 
 
 class RunRows(Protocol):
@@ -27,15 +29,21 @@ class RunRows(Protocol):
 
 @dataclass(frozen=True)
 class LateView:
-    """What the streams and /slots say of one late request; None where a source is silent.
+    """What the streams and /slots say of one late request.
 
     Args:
         tokens_before: A's tokens between B's sending and B's first token.
-        tokens_after: A's tokens after B's first token; reads_after: in so many separate reads.
-        chance_tokens: A's tokens after /slots first showed B on a slot.
+        tokens_after: A's tokens after B's first token, as far as the server's own times allow: a client
+            that falls behind gets tokens long after A has ended.
+        reads_after: in so many separate reads.
+        surely_after: tokens that A had left, at the least, when B's first one came: by the server's own
+            durations. None where it gives none.
+        window_s: from B's sending to A's last token.
+        chance_tokens: tokens that A decoded, by its own counter in /slots, while B owned a slot without
+            progress.
         polls_waiting: readable polls between B's sending and A's last token.
         polls_owned: of these, polls in which B owned a slot.
-        polls_joined: polls in which A was busy and B's counters made fresh progress.
+        polls_joined: polls in which both A and B had made fresh progress and were busy.
         polls_inside: polls sent and answered while the stream brought B's tokens.
         polls_inside_seen: of these, polls that show B on a slot; polls_inside_fresh: with progress.
     """
@@ -47,6 +55,7 @@ class LateView:
     tokens_before: int = 0
     tokens_after: int = 0
     reads_after: int = 0
+    surely_after: int | None = None
     window_s: float = 0.0
     chance_tokens: int = 0
     polls_waiting: int = 0
@@ -190,12 +199,42 @@ class ArmRows:
                 return f"{label} was answered without a single token", "a larger b_tokens"
         return None
 
+    def tokens_after(self, at_s: float) -> int:
+        """Count A's tokens after a moment, as far as the server's own duration of A's decoding allows.
+
+        predicted_ms runs from A's first token to its last (tools/server/server-task.cpp), and the client
+        can't have got the first one before it was made: so A had ended at first_token_s + predicted_ms.
+        """
+        after = sum(t > at_s for t in self.times.get("A", []))
+        duration_s, step_s = self._a_decoding()
+        if duration_s is None or not after:
+            return after
+        end_s = float(self.a["first_token_s"]) + duration_s
+        if self.times["A"][-1] - end_s < LAG_STEPS * step_s:
+            return after if at_s < end_s else 0
+        return min(after, max(0, math.ceil((end_s - at_s) / step_s)))
+
+    def surely_after(self, at_s: float) -> int | None:
+        """Count the tokens that A had left at the least: it can't have ended before its sending, its
+        prefill and its decoding were over, by the server's own durations."""
+        duration_s, step_s = self._a_decoding()
+        if duration_s is None:
+            return None
+        end_s = float(self.a["sent_s"]) + float(self.a["timings"].get("prompt_ms", 0.0)) / 1e3 + duration_s
+        return max(0, math.floor((end_s - at_s) / step_s))
+
+    def _a_decoding(self) -> tuple[float | None, float]:
+        """Return how long A decoded by the server's clock, and for how long a token."""
+        timings = self.a["timings"] or {}
+        if not timings.get("predicted_ms") or timings.get("predicted_n", 0) < 2:
+            return None, 0.0
+        duration_s = float(timings["predicted_ms"]) / 1e3
+        return duration_s, duration_s / (timings["predicted_n"] - 1)
+
     def _late(self, label: str) -> LateView:
         request, a_times = self.requests[label], self.times["A"]
         sent_s, first_s, a_last_s = request["sent_s"], self.times[label][0], a_times[-1]
-        after = [t for t in a_times if t > first_s]
         waiting = [p for p in self.polls if p["sent_s"] >= sent_s and p["received_s"] <= a_last_s]
-        owned = [p for p in waiting if self._owns(p, request["seed"])]
         inside = self._inside(first_s, self.times[label][-1])
         return LateView(
             label=label,
@@ -203,17 +242,29 @@ class ArmRows:
             sent_s=sent_s,
             first_token_s=first_s,
             tokens_before=sum(sent_s < t <= first_s for t in a_times),
-            tokens_after=len(after),
-            reads_after=len(set(after)),
+            tokens_after=self.tokens_after(first_s),
+            reads_after=len({t for t in a_times if t > first_s}),
+            surely_after=self.surely_after(first_s),
             window_s=max(0.0, a_last_s - sent_s),
-            chance_tokens=sum(t > owned[0]["received_s"] for t in a_times) if owned else 0,
+            chance_tokens=self._chance_tokens(request["seed"]),
             polls_waiting=len(waiting),
-            polls_owned=len(owned),
+            polls_owned=sum(self._owns(p, request["seed"]) for p in waiting),
             polls_joined=self._joined_polls(request["seed"]),
             polls_inside=len(inside),
             polls_inside_seen=sum(self._owns(self.polls[i], request["seed"]) for i in inside),
             polls_inside_fresh=sum(request["seed"] in self.fresh[i] for i in inside),
         )
+
+    def _chance_tokens(self, seed: int) -> int:
+        """Count A's steps by its own counter while the request owned a slot and did not progress."""
+        decoded = [
+            slot["n_decoded"]
+            for poll, fresh in zip(self.polls, self.fresh, strict=True)
+            if self._owns(poll, seed) and seed not in fresh and self.a["seed"] in fresh
+            for slot in poll["slots"]
+            if slot["busy"] and slot["seed"] == self.a["seed"] and slot["n_decoded"] is not None
+        ]
+        return max(decoded) - min(decoded) if decoded else 0
 
     def _inside(self, first_s: float, last_s: float) -> list[int]:
         return [i for i, p in enumerate(self.polls) if p["sent_s"] >= first_s and p["received_s"] <= last_s]

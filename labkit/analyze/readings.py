@@ -45,7 +45,7 @@ def _late_sentence(rows: ArmRows, label: str, request: dict[str, Any]) -> str:
     if request["first_token_s"] is None:
         return f"{where}: {label} got no token ({request['outcome']})."
     wait = seconds_text(request["first_token_s"] - request["sent_s"])
-    left = sum(t > request["first_token_s"] for t in rows.times.get("A", []))
+    left = rows.tokens_after(request["first_token_s"])
     rest = f"A still got {left} tokens after it" if left else "A had got its last token before"
     return f"{where}: {label}'s first token came {wait} after it was sent; {rest}."
 
@@ -98,7 +98,7 @@ def prediction_reading(frames: RunFrames, predicted: int) -> str:
         rows = ArmRows(frames.data, arm)
         first_s = rows.requests.get("B", {}).get("first_token_s")
         if first_s is not None:
-            measured.append(f"{sum(t > first_s for t in rows.times['A'])} with {ARM_NAMES.get(arm, arm)}")
+            measured.append(f"{rows.tokens_after(first_s)} with {ARM_NAMES.get(arm, arm)}")
     found = ", ".join(measured) or "nothing: B got no token"
     return f"Predicted: A gets {predicted} tokens after B's first one. Measured: {found}."
 
@@ -134,7 +134,8 @@ def _pinned_sentences(frames: RunFrames, arm: str) -> list[str]:
         if pins.get(wait.label) is not None and idle:
             waited = seconds_text(wait.end_s - wait.start_s)
             sentences.append(
-                f"{wait.label} was pinned to slot {pins[wait.label]} and waited {waited} for it while {idle} slots were idle."
+                f"{wait.label} was pinned to slot {pins[wait.label]} and waited {waited} for it"
+                f" while {idle} slots were idle."
             )
     return sentences
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
@@ -127,10 +128,19 @@ async def start_server(
             server.stop()
             raise
         break
+    awake = asyncio.create_task(_stay_awake())
     try:
         yield server
     finally:
         server.stop()
+        awake.cancel()
+
+
+async def _stay_awake() -> None:
+    """Wake the event loop now and then: ipykernel's interrupt of a cell that awaits is noticed only when
+    something else wakes the loop (ipykernel 7.4, ipkernel.py, handle_sigint)."""
+    while True:
+        await asyncio.sleep(0.2)
 
 
 def _key_for(settings: ServerSettings) -> Secret | None:

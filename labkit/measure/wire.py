@@ -75,7 +75,7 @@ class StampedStream(httpcore.AsyncNetworkStream):
             arrivals.reads.appendleft((self.arrived_s, data[max_bytes:]))
         return data[:max_bytes]
 
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002
         if self._transport.is_closing():
             raise httpcore.WriteError("the connection is closed")
         self._transport.write(buffer)
@@ -104,8 +104,8 @@ class StampingBackend(httpcore.AsyncNetworkBackend):
         host: str,
         port: int,
         timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
+        local_address: str | None = None,  # noqa: ARG002
+        socket_options: Iterable[Any] | None = None,  # noqa: ARG002
     ) -> httpcore.AsyncNetworkStream:
         loop = asyncio.get_running_loop()
         try:

@@ -100,7 +100,9 @@ class FakeServer:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             path = head.split(" ")[1]
-            length = next((int(line[15:]) for line in head.split("\r\n") if line.lower().startswith("content-length")), 0)
+            length = next(
+                (int(line[15:]) for line in head.split("\r\n") if line.lower().startswith("content-length")), 0
+            )
             self.seen.append(path)
             await self.routes[path](Exchange(path, await reader.readexactly(length), writer))
         except (ConnectionError, asyncio.IncompleteReadError):

@@ -31,11 +31,11 @@ def plan(*requests: dict[str, Any], **limits: Any) -> lab.LoadPlan:
     return lab.LoadPlan(requests=tuple(made), **limits)
 
 
-async def load(server: FakeServer, load_plan: lab.LoadPlan) -> tuple[list[RequestRecord], list[tuple[str, dict[str, Any]]]]:
+async def load(
+    server: FakeServer, load_plan: lab.LoadPlan
+) -> tuple[list[RequestRecord], list[tuple[str, dict[str, Any]]]]:
     rows: list[tuple[str, dict[str, Any]]] = []
-    running = Load(
-        load_plan, arm="treatment", clock=time.perf_counter, keep=lambda *row: rows.append(row), model="m"
-    )
+    running = Load(load_plan, arm="treatment", clock=time.perf_counter, keep=lambda *row: rows.append(row), model="m")
     return await running.run(server.base_url, {}), rows
 
 
@@ -260,7 +260,12 @@ def measure(tmp_path: Path, before: Callable[[lab.Run], None] = lambda run: None
     async def scene(server: FakeServer) -> None:
         sampling = lab.SampleSettings(poll_hz=50, timeout_s=0.2)
         await lab.measure_arm(
-            lab_server(server), plan({}, stall_timeout_s=0.6), run=run, arm="treatment", sampling=sampling, say=lambda _: None
+            lab_server(server),
+            plan({}, stall_timeout_s=0.6),
+            run=run,
+            arm="treatment",
+            sampling=sampling,
+            say=lambda _: None,
         )
 
     try:
@@ -300,7 +305,13 @@ def test_a_long_prefill_that_slots_show_is_no_stall(tmp_path: Path) -> None:
     async def moving(exchange: Exchange) -> None:
         nonlocal processed
         processed += 1
-        slot = {"id": 0, "is_processing": True, "id_task": 1, "params": {"seed": 1}, "n_prompt_tokens_processed": processed}
+        slot = {
+            "id": 0,
+            "is_processing": True,
+            "id_task": 1,
+            "params": {"seed": 1},
+            "n_prompt_tokens_processed": processed,
+        }
         await exchange.answer([slot if processed > 2 else slot | {"is_processing": False}])
 
     async def late(exchange: Exchange) -> None:

@@ -46,7 +46,9 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def start(tmp_path: Path) -> Iterator[Start]:
     started: list[ServerProcess] = []
 
-    def run(script: str, *, stdin: str = "", lock_timeout_s: float = 5.0, argv: list[str] | None = None) -> ServerProcess:
+    def run(
+        script: str, *, stdin: str = "", lock_timeout_s: float = 5.0, argv: list[str] | None = None
+    ) -> ServerProcess:
         argv = argv or [sys.executable, "-u", "-c", script]
         command = Command(argv=argv, env=dict(os.environ), stdin=stdin, log_path=tmp_path / f"{len(started)}.log")
         started.append(ServerProcess(command, lock_timeout_s=lock_timeout_s))
@@ -131,7 +133,9 @@ time.sleep(60)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_no_server_outlives_the_process_that_asked_for_it(tmp_path: Path, how: signal.Signals, script: str) -> None:
     code = PARENT.format(lock=str(tmp_path / "l"), script=script, log=str(tmp_path / "log"))
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     assert parent.stdout is not None
     with parent.stdout:
         pid = int(parent.stdout.readline())
@@ -173,7 +177,9 @@ def test_a_flood_of_log_lines_never_blocks_the_server_and_its_tail_is_bounded(st
 
 def test_a_second_lab_is_told_who_is_running(start: Start) -> None:
     first = start(SLEEP)
-    with pytest.raises(EngineBusyError, match=rf"another lab is running: pid {os.getpid()} in .*LABKIT_SHARE_MACHINE=1"):
+    with pytest.raises(
+        EngineBusyError, match=rf"another lab is running: pid {os.getpid()} in .*LABKIT_SHARE_MACHINE=1"
+    ):
         start(SLEEP, lock_timeout_s=0.2)
     first.stop()
     assert start(SLEEP, lock_timeout_s=0.2).alive
@@ -232,7 +238,9 @@ def wait(server: Server, limit_s: float = 20.0) -> list[str]:
     return said
 
 
-def test_readiness_waits_on_health_alone_and_says_what_it_waits_for(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readiness_waits_on_health_alone_and_says_what_it_waits_for(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ready, "_PROGRESS_EVERY_S", 0.3)
     port = free_port("127.0.0.1")
     server = waiting_for(start(SLOW_START.format(loads_s=1.5, refuses_s=0.7, port=port)), port)
@@ -244,7 +252,9 @@ def test_readiness_waits_on_health_alone_and_says_what_it_waits_for(start: Start
 
 def test_a_server_that_never_loads_is_given_up_with_its_last_words(start: Start) -> None:
     port = free_port("127.0.0.1")
-    server = waiting_for(start("print('loading tensors')\n" + SLOW_START.format(loads_s=60, refuses_s=0, port=port)), port)
+    server = waiting_for(
+        start("print('loading tensors')\n" + SLOW_START.format(loads_s=60, refuses_s=0, port=port)), port
+    )
     with pytest.raises(ServerNotReadyError, match=r"(?s)not ready within 1 s.*loading the model.*loading tensors"):
         wait(server, 1.0)
 

@@ -87,7 +87,9 @@ def test_without_slots_the_streams_decide(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_server_killed_in_mid_run_is_inconclusive_and_what_was_seen_is_kept(tmp_path: Path, how: signal.Signals) -> None:
+def test_a_server_killed_in_mid_run_is_inconclusive_and_what_was_seen_is_kept(
+    tmp_path: Path, how: signal.Signals
+) -> None:
     def kill_soon(server: lab.Server) -> None:
         pid = server.process.pid or 0
         threading.Timer(1.0, os.kill, (pid, how)).start()
@@ -103,7 +105,7 @@ def test_a_server_killed_in_mid_run_is_inconclusive_and_what_was_seen_is_kept(tm
 
 
 def test_a_context_too_small_for_the_plan_is_refused_before_the_load(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="request A needs .* KV cells, a slot has 512"):
+    with pytest.raises(PlanError, match=r"request A needs .* KV cells, a slot has 512"):
         run_late_arrival(tmp_path, ctx_size=512, control=False)
     (folder,) = (tmp_path / "03_late_arrival").iterdir()
     assert lab.read_run(folder).run["verdict"]["status"] == "not_run"
@@ -154,7 +156,9 @@ def test_a_key_is_used_and_appears_nowhere(tmp_path: Path, monkeypatch: pytest.M
 
 async def on_server(scene: Any, tmp_path: Path, **settings: Any) -> Any:
     server_settings = lab.ServerSettings(model="toy", **settings)
-    async with lab.start_server(server_settings, log_path=tmp_path / "server.log", lock_timeout_s=60, say=quiet) as server:
+    async with lab.start_server(
+        server_settings, log_path=tmp_path / "server.log", lock_timeout_s=60, say=quiet
+    ) as server:
         return await scene(server)
 
 
@@ -213,7 +217,9 @@ def test_a_client_that_leaves_frees_its_slot_and_the_time_is_measured(tmp_path: 
     async def scene(server: lab.Server) -> float | None:
         sampling = lab.SampleSettings(poll_hz=100)
         load = Load(plan, arm="treatment", clock=asyncio.get_running_loop().time, keep=lambda *row: None, model="m")
-        async with SlotSampler(server.base_url, {}, sampling, asyncio.get_running_loop().time, lambda row: None) as sampler:
+        async with SlotSampler(
+            server.base_url, {}, sampling, asyncio.get_running_loop().time, lambda row: None
+        ) as sampler:
             running = asyncio.create_task(load.run(server.base_url, {}))
             for _ in range(200):
                 row = await sampler.poll()

@@ -70,7 +70,8 @@ def test_a_stall_is_a_gap_that_anothers_prefill_makes() -> None:
 def test_slots_are_named_by_the_request_on_them() -> None:
     slots = lab.RunFrames(recorded(treatment=Scenario(foreign=True, slots=3))).slots
     assert set(slots["label"].dropna()) == {"A", "B", "foreign"}
-    waiting = both().slots.query("arm == 'control' and label == 'B' and n_decoded == @OLD[1]")
+    slots = both().slots
+    waiting = slots[(slots["arm"] == "control") & (slots["label"] == "B") & (slots["n_decoded"] == OLD[1])]
     assert len(waiting) > 5
     assert not waiting["fresh"].any()
 

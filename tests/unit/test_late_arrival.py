@@ -63,7 +63,11 @@ def test_joining_without_continuous_batching_too_refutes_the_cause() -> None:
 
 
 def test_without_a_control_the_cause_is_not_tested() -> None:
-    assert statuses(recorded(treatment=Scenario())) == {"all": "supported", "joined": "supported", "because": "not_tested"}
+    assert statuses(recorded(treatment=Scenario())) == {
+        "all": "supported",
+        "joined": "supported",
+        "because": "not_tested",
+    }
 
 
 @pytest.mark.parametrize("joins", [True, False])
@@ -189,14 +193,41 @@ def test_a_late_request_that_reached_no_slot_is_not_held_against_batching() -> N
     assert "something held it before" in check.why
 
 
-def test_a_client_that_stalls_cannot_fake_joining() -> None:
+def lag(data: RunData, most_s: float) -> None:
+    """Let the client fall behind A's stream, more and more: its tokens come late, each in a read of its own."""
+    a = request(data, "A")
+    tokens = [token for token in data.tokens if token["label"] == "A"]
+    for token in tokens:
+        token["at_s"] += most_s * token["i"] / len(tokens)
+    a |= {"last_token_s": tokens[-1]["at_s"], "first_token_s": tokens[0]["at_s"], "end_s": tokens[-1]["at_s"]}
+
+
+@pytest.mark.parametrize("without_timings", [True, False])
+def test_a_client_that_stalls_cannot_fake_joining(without_timings: bool) -> None:
     # a stalled client reads B's first token before A's last ones, which then come in one read
     data = recorded(treatment=Scenario(joins=False))
     first_s = request(data, "B")["first_token_s"]
     for token in data.tokens:
         if token["label"] == "A" and token["at_s"] > first_s - 0.5:
             token["at_s"] = first_s + 0.0001
-    assert lab.judge_late_arrival(data).checks[0].status == "inconclusive"
+    if without_timings:
+        request(data, "A")["timings"] = None
+    assert lab.judge_late_arrival(data).checks[0].status == ("inconclusive" if without_timings else "refuted")
+
+
+def test_a_client_that_falls_behind_cannot_fake_joining() -> None:
+    # seen live with a toy of 900 tokens/s: 631 of A's tokens were read after B's first one
+    data = recorded(treatment=Scenario(joins=False, a_tokens=120))
+    lag(data, 1.0)
+    late = [t for t in data.tokens if t["label"] == "A" and t["at_s"] > request(data, "B")["first_token_s"]]
+    assert len(late) > 20  # the guard: by the order of arrival alone B would have joined
+    assert lab.judge_late_arrival(data).checks[0].status == "refuted"
+
+
+def test_a_client_that_falls_behind_does_not_hide_joining() -> None:
+    data = recorded(treatment=Scenario(a_tokens=120))
+    lag(data, 1.0)
+    assert lab.judge_late_arrival(data).checks[0].status == "supported"
 
 
 @pytest.mark.parametrize(("joins", "status"), [(True, "supported"), (False, "refuted")])
@@ -220,13 +251,11 @@ def test_a_control_that_cannot_be_judged_leaves_the_cause_open() -> None:
 
 
 def test_builds_without_prompt_counters_are_judged_too() -> None:
-    data = recorded(
-        treatment=Scenario(prompt_counters=False), control=Scenario(joins=False, prompt_counters=False)
-    )
+    data = recorded(treatment=Scenario(prompt_counters=False), control=Scenario(joins=False, prompt_counters=False))
     assert statuses(data)["all"] == "supported"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(
     joins=st.booleans(),
     a_tokens=st.integers(8, 120),
@@ -237,10 +266,12 @@ def test_builds_without_prompt_counters_are_judged_too() -> None:
     poll_s=st.floats(0.003, 1.0),
     prompt_counters=st.booleans(),
     blind=st.booleans(),
+    behind_s=st.sampled_from([0.0, 0.0, 0.05, 0.5, 3.0]),
 )
-def test_no_verdict_is_ever_the_opposite_of_the_truth(joins: bool, blind: bool, **more: Any) -> None:
-    scenario = Scenario(joins=joins, slots_error="disabled" if blind else None, **more)
-    status = lab.judge_late_arrival(recorded(treatment=scenario)).checks[0].status
+def test_no_verdict_is_ever_the_opposite_of_the_truth(joins: bool, blind: bool, behind_s: float, **more: Any) -> None:
+    data = recorded(treatment=Scenario(joins=joins, slots_error="disabled" if blind else None, **more))
+    lag(data, behind_s)
+    status = lab.judge_late_arrival(data).checks[0].status
     assert status in ({"supported", "inconclusive"} if joins else {"refuted", "inconclusive"})
 
 

@@ -131,7 +131,9 @@ models.resolve_model("smollm2-135m")
     assert not target.with_name("toy.gguf.fetching").exists()
 
 
-def test_the_default_model_can_be_replaced_by_a_file(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_model_can_be_replaced_by_a_file(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = toy_gguf(tmp_path)
     monkeypatch.setenv("LABKIT_MODEL", str(path))
     model = lab.resolve_model("smollm2-135m")

@@ -71,7 +71,14 @@ def test_code_cells_are_short(notebook: Path) -> None:
 
 def test_the_anatomy_is_there(notebook: Path) -> None:
     text = "\n".join(cell.source for cell in cells(notebook, "markdown"))
-    for part in ("**Question.**", "**Predict first.**", "**What to see:**", "## The wrong way", "## Limits", "## Exercises"):
+    for part in (
+        "**Question.**",
+        "**Predict first.**",
+        "**What to see:**",
+        "## The wrong way",
+        "## Limits",
+        "## Exercises",
+    ):
         assert part in text
     assert "headline" in cells(notebook)[0].source.lower()
     assert "conclude" in cells(notebook)[-1].source

@@ -17,7 +17,13 @@ BUSY = {"id": 1, "n_ctx": 2048, "speculative": False, "is_processing": True, "id
 @pytest.mark.parametrize("following", [NEXT, [NEXT]], ids=["object", "list"])
 def test_next_token_is_read_as_object_and_as_list(following: Any) -> None:
     (slot,) = parse_slots([BUSY | {"next_token": following, "n_prompt_tokens_processed": 40, "n_prompt_tokens": 50}])
-    assert (slot["n_decoded"], slot["n_prefilled"], slot["n_cells"], slot["seed"], slot["busy"]) == (10, 40, 50, 7, True)
+    assert (slot["n_decoded"], slot["n_prefilled"], slot["n_cells"], slot["seed"], slot["busy"]) == (
+        10,
+        40,
+        50,
+        7,
+        True,
+    )
 
 
 def test_a_slot_never_used_is_idle_with_nothing_known() -> None:

@@ -27,7 +27,7 @@ def test_other_variables_of_the_kernel_do_not_matter() -> None:
 
 @pytest.mark.parametrize("cells", [(TAGGED, "# Parameters\nparalel = 8\n"), (TAGGED + "paralel: int = 8\n",)])
 def test_a_typo_is_refused_with_the_nearest_name(cells: tuple[str, ...]) -> None:
-    with pytest.raises(ParameterError, match="paralel is not a parameter of this notebook, did you mean parallel?"):
+    with pytest.raises(ParameterError, match=r"paralel is not a parameter of this notebook, did you mean parallel\?"):
         lab.parameters(lab.LateArrival, run_cells(*cells))
 
 
@@ -37,7 +37,7 @@ def test_running_again_in_a_used_kernel_forgets_the_earlier_injection() -> None:
 
 
 def test_a_secret_is_refused_and_its_owner_is_told_where_it_has_gone() -> None:
-    with pytest.raises(ParameterError, match="already written its value into the notebook.*LABKIT_API_KEY"):
+    with pytest.raises(ParameterError, match=r"already written its value into the notebook.*LABKIT_API_KEY"):
         lab.parameters(lab.LateArrival, run_cells(TAGGED, "# Parameters\napi_key = 's3cret'\n"))
 
 
