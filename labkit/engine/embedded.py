@@ -77,8 +77,10 @@ def _native(value: Any, *, like: Any) -> Any:
 
 def main() -> None:
     """Serve until stdin ends."""
-    import xllamacpp
-
+    try:
+        import xllamacpp
+    except ImportError as error:
+        raise SystemExit(f"labkit: the engine can't be loaded: {error} (on Debian: apt install libgomp1)") from None
     order = json.loads(sys.stdin.readline())
     params = xllamacpp.CommonParams()
     for attribute in order["attributes"]:

@@ -139,7 +139,7 @@ async def start_server(
 async def _stay_awake() -> None:
     """Wake the event loop now and then: ipykernel's interrupt of a cell that awaits is noticed only when
     something else wakes the loop (ipykernel 7.4, ipkernel.py, handle_sigint)."""
-    while True:
+    while True:  # noqa: ASYNC110
         await asyncio.sleep(0.2)
 
 

@@ -86,17 +86,23 @@ def _stop(child: subprocess.Popen[bytes]) -> str:
 def _lock(order: dict[str, Any]) -> filelock.BaseFileLock | None:
     """Take the machine-wide lock; on failure say who has it and return None."""
     lock = filelock.FileLock(order["lock_path"], mode=0o666)
+    holder = Path(order["lock_path"] + ".holder")
+    before = os.umask(0)  # every user of the machine must be able to take it
     try:
         lock.acquire(timeout=order["lock_timeout_s"], poll_interval=0.1)
-    except (filelock.Timeout, OSError) as error:
-        holder = Path(order["lock_path"] + ".holder")
+        with suppress(OSError):
+            holder.write_text(order["holder"], encoding="utf-8")
+    except filelock.Timeout:
         said = ""
         with suppress(OSError):
             said = holder.read_text(encoding="utf-8")
-        _say(event="busy", holder=said, error=type(error).__name__)
+        _say(event="busy", holder=said)
         return None
-    with suppress(OSError):
-        Path(order["lock_path"] + ".holder").write_text(order["holder"], encoding="utf-8")
+    except OSError as error:
+        _say(event="failed", error=f"the lock {order['lock_path']} can't be taken: {error.strerror}")
+        return None
+    finally:
+        os.umask(before)
     return lock
 
 

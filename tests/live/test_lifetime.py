@@ -70,9 +70,7 @@ def client(kernel: KernelManager) -> Iterator[Any]:
     client.stop_channels()
 
 
-def test_an_interrupt_ends_the_server_and_leaves_the_kernel(
-    kernel: KernelManager, client: Any, tmp_path: Path
-) -> None:
+def test_an_interrupt_ends_the_server_and_leaves_the_kernel(kernel: KernelManager, client: Any, tmp_path: Path) -> None:
     client.execute(serving_cell(tmp_path))
     pid = server_pid(tmp_path)
     kernel.interrupt_kernel()
