@@ -49,6 +49,9 @@ REQUESTS = _ARM | {
     "outcome": Column("str", "", "completed, slot_limit, does_not_fit, server_error, ..."),
     "error": Column("str", "", "what the server or the connection said"),
 }
+SUMMARY = (
+    *_ARM, "slot", "sent_s", "server_wait_s", "prefill_s", "ttft_s", "decode_s", "tokens", "cache_n", "outcome",
+)  # fmt: skip
 TOKENS = _ARM | {
     "i": Column("Int64", "", "number of the token in its stream, from 1"),
     "t_s": Column("Float64", "s", "when the client got it"),
@@ -131,6 +134,11 @@ class RunFrames:
         """One row a request."""
         rows = [self._request(row) for row in self._mine]
         return tidy(rows, REQUESTS).sort_values(["arm", "label"], ascending=[False, True], ignore_index=True)
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """The requests in the columns that a reader needs first."""
+        return self.requests[list(SUMMARY)]
 
     def _request(self, row: dict[str, Any]) -> dict[str, Any]:
         timings = row["timings"] or {}
