@@ -181,8 +181,8 @@ class LoadPlan(Setting):
     Args:
         requests: in the order they are sent when nothing else says when.
         start_timeout_s: for a request that others wait for: its first token must come within this.
-        stall_timeout_s: a request that waited this long without a byte is given up. Not a limit on
-            total time.
+        stall_timeout_s: the load is given up when for so long no stream has brought an event and /slots
+            has not changed. Not a limit on total time.
         max_connections: size of the client's connection pool; none: one per request. A smaller pool
             makes the client the queue; the wait is recorded apart.
     """
@@ -246,6 +246,8 @@ class LateArrival(ServerSettings):
         json_schema_extra=_takes("polls per second, above 0 and up to 1000"),
     )
     start_timeout_s: Seconds = Field(30.0, description="A's first token must come within this")
+    stall_timeout_s: Seconds = Field(120.0, description="give up when nothing moves for this long")
+    load_timeout_s: Seconds = Field(120.0, description="the model must be loaded within this")
     seed: Annotated[Whole, Field(ge=0, lt=2**31)] | None = Field(
         None,
         description="seed that the requests' seeds are drawn from; none: a new one",
@@ -267,6 +269,10 @@ class LateArrival(ServerSettings):
         """Return the server's part of the parameters, with `changes` for another arm."""
         values = self.model_dump(include=set(ServerSettings.model_fields)) | changes
         return ServerSettings(**values)
+
+    def limits(self) -> dict[str, float]:
+        """Return the limits on starting a server, as arguments of start_server()."""
+        return {"load_timeout_s": self.load_timeout_s}
 
     def sampling(self) -> SampleSettings:
         """Return how the server is watched."""

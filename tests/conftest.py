@@ -1,4 +1,4 @@
-"""What all tests share: no proxies, no keys, no LLAMA_* variables from the machine."""
+"""What all tests share: no keys and no LLAMA_* variables from the machine. Proxies stay: pip may need them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROJECT = Path(__file__).parents[1]
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith(("LLAMA_", "LABKIT_API_KEY", "LABKIT_MODEL")) or name.lower().endswith("_proxy"):
+        if name.startswith(("LLAMA_", "LABKIT_API_KEY", "LABKIT_MODEL")):
             monkeypatch.delenv(name)
 
 

@@ -129,10 +129,10 @@ def request_row(arm: str, task: Task) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def server(slots: int = 2) -> dict[str, Any]:
+def server(slots: int = 2, cont_batching: bool = True) -> dict[str, Any]:
     return {
         "asked": {
-            "parallel": slots, "kv_unified": True, "ctx_size": 4096, "cont_batching": True, "batch_size": 2048,
+            "parallel": slots, "kv_unified": True, "ctx_size": 4096, "cont_batching": cont_batching, "batch_size": 2048,
             "ubatch_size": 512, "threads": 2,
         },
         "effective": {
@@ -155,7 +155,7 @@ def recorded(**arms: Scenario) -> RunData:
     for name, scenario in arms.items():
         tasks, polls = scenario.run()
         run["arms"][name] = {
-            "server": server(scenario.slots), "planned": {"requests": len(tasks)},
+            "server": server(scenario.slots, name != "control"), "planned": {"requests": len(tasks)},
             "prompt_tokens": {task.label: 50 for task in tasks}, "load_start_s": -0.05, "quiet_after_s": 0.01,
             "load_end_s": polls[-1]["sent_s"], "server_alive": True,
         }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from labkit.analyze.frames import RunFrames, known
-from labkit.analyze.lanes import ARM_NAMES, MAX_MARKS, seconds_text, thinned
+from labkit.analyze.lanes import MAX_MARKS, seconds_text, thinned, thinning_note
 from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, colours, finished, nothing_to_draw
 
 
@@ -26,12 +26,15 @@ def tokens_over_time(frames: RunFrames, *, title: str, subtitle: list[str]) -> A
         return nothing_to_draw(alt, title, subtitle)
     datasets = Datasets()
     panels = [_Tokens(alt, frames, arm, datasets).panel(first=arm == frames.arms[0]) for arm in frames.arms]
-    return finished(alt.hconcat(*panels, spacing=26), datasets, title, [*subtitle, "▲ the request was sent"])
+    return finished(
+        alt.hconcat(*panels, spacing=26), datasets, title, [*subtitle, "▲ the request was sent", *thinning_note(frames)]
+    )
 
 
 class _Tokens:
     def __init__(self, alt: Any, frames: RunFrames, arm: str, datasets: Datasets) -> None:
         self.alt, self.arm, self.datasets = alt, arm, datasets
+        self.name = frames.arm_name(arm)
         self.tokens = frames.tokens[frames.tokens["arm"] == arm]
         self.requests = frames.requests[frames.requests["arm"] == arm]
         self.end_s = float(frames.phases["end_s"].max()) if len(frames.phases) else 1.0
@@ -61,7 +64,7 @@ class _Tokens:
         left = words.transform_filter("datum.late").mark_text(align="right", dx=-9, dy=-3, **style)
         layers = [layer.encode(self.colour) for layer in (lines, sent)]
         layers += [layer.encode(self.colour, self.alt.Text("text:N")) for layer in (right, left)]
-        name = {"text": ARM_NAMES.get(self.arm, self.arm), "anchor": "start"}
+        name = {"text": self.name, "anchor": "start"}
         return alt.layer(*layers).encode(x, y).properties(width=self.width, height=260, title=name)
 
     def _steps(self) -> list[dict[str, Any]]:
@@ -107,12 +110,13 @@ def inter_token_gaps(frames: RunFrames, *, label: str = "A", title: str, subtitl
     rows = [_Gaps(alt, frames, arm, label, datasets).row(last=arm == frames.arms[-1]) for arm in frames.arms]
     chart = alt.vconcat(*rows, spacing=20).resolve_scale(x="shared", y="shared")
     legend = f"point: one token of {label} and the gap before it · band: the prefill of the request named in it"
-    return finished(chart, datasets, title, [*subtitle, legend])
+    return finished(chart, datasets, title, [*subtitle, legend, *thinning_note(frames)])
 
 
 class _Gaps:
     def __init__(self, alt: Any, frames: RunFrames, arm: str, label: str, datasets: Datasets) -> None:
         self.alt, self.arm, self.label, self.datasets = alt, arm, label, datasets
+        self.name = frames.arm_name(arm)
         of_arm = {name: frame[frame["arm"] == arm] for name, frame in _frames(frames).items()}
         self.gaps = of_arm["tokens"][(of_arm["tokens"]["label"] == label) & of_arm["tokens"]["gap_s"].notna()]
         self.stalls = of_arm["stalls"][of_arm["stalls"]["label"] == label]
@@ -140,7 +144,7 @@ class _Gaps:
             axis=alt.Axis(tickCount=5),
         )
         layers = [self._bands(), self._median(), *self._points(), *self._words()]
-        name = {"text": ARM_NAMES.get(self.arm, self.arm), "anchor": "start", "frame": "bounds"}
+        name = {"text": self.name, "anchor": "start", "frame": "bounds"}
         return alt.layer(*layers).encode(x, y).properties(width=WIDTH - 20, height=190, title=name)
 
     def _bands(self) -> Any:

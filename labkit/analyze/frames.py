@@ -50,7 +50,7 @@ REQUESTS = _ARM | {
     "error": Column("str", "", "what the server or the connection said"),
 }
 SUMMARY = (
-    *_ARM, "slot", "sent_s", "server_wait_s", "prefill_s", "ttft_s", "decode_s", "tokens", "cache_n", "outcome",
+    *_ARM, "slot", "sent_s", "server_wait_s", "prefill_s", "ttft_s", "decode_s", "tokens", "cache_n", "warm", "outcome",
 )  # fmt: skip
 TOKENS = _ARM | {
     "i": Column("Int64", "", "number of the token in its stream, from 1"),
@@ -107,6 +107,14 @@ class RunFrames:
     def arms(self) -> list[str]:
         """The arms that put a load on, in the order they ran."""
         return [arm for arm in self.data.run["arms"] if arm in self._origin]
+
+    def arm_name(self, arm: str) -> str:
+        """Return what an arm is called in pictures: what it was started with, not what it was meant to be."""
+        asked = (self.facts(arm).get("server") or {}).get("asked") or {}
+        if "cont_batching" not in asked:
+            return arm
+        name = f"continuous batching {'on' if asked['cont_batching'] else 'off'}"
+        return f"{name} (control)" if arm == "control" else name
 
     @cached_property
     def _mine(self) -> list[dict[str, Any]]:

@@ -21,7 +21,6 @@ LANE_PX, QUEUE_PX = 84, 30
 BAR_TOP, BAR_BOTTOM, STRIP_TOP, STRIP_BOTTOM = 0.30, 0.74, 0.82, 0.93
 ALIGNS = ("left", "center", "right")
 MAX_MARKS = 1500  # of one kind in one arm: more than a picture of this width can show apart
-ARM_NAMES = {"treatment": "continuous batching on", "control": "continuous batching off (control)"}
 
 
 def slot_lanes(frames: RunFrames, *, title: str, subtitle: list[str]) -> Any:
@@ -45,7 +44,7 @@ def slot_lanes(frames: RunFrames, *, title: str, subtitle: list[str]) -> Any:
     legend = "outline: waits · solid: prefill · tint: decode · tick: a token reaches the client"
     strip = "strip under a lane: what /slots said, filled = progress of this very task, hollow = busy without any"
     chart = alt.vconcat(*arms, spacing=22).resolve_scale(x="shared")
-    return finished(chart, datasets, title, [*subtitle, legend, strip])
+    return finished(chart, datasets, title, [*subtitle, legend, strip, *thinning_note(frames)])
 
 
 class _Arm:
@@ -93,7 +92,7 @@ class _Arm:
             *self._arrivals(),
         ]
         height = int(QUEUE_PX * (1 + len(self.deferred)) + LANE_PX * len(self.slots))
-        name = {"text": ARM_NAMES.get(self.arm, self.arm), "anchor": "start", "frame": "bounds"}
+        name = {"text": self.frames.arm_name(self.arm), "anchor": "start", "frame": "bounds"}
         encoding = [self._x(), self._y()]  # once for all layers: Altair copies what is in each of them
         return alt.layer(*layers).encode(*encoding).properties(width=WIDTH, height=height, title=name)
 
@@ -302,6 +301,16 @@ def _merged(words: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def seconds_text(value: float) -> str:
     return f"{value * 1e3:.0f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def thinning_note(frames: RunFrames) -> list[str]:
+    """Return the line that says that marks were left out, if any were."""
+    busy = int(frames.slots["busy"].fillna(False).sum())
+    if max(len(frames.tokens), 2 * busy) <= MAX_MARKS:
+        return []
+    return [
+        f"{len(frames.tokens):,} tokens, {busy:,} slot states: at most one mark a pixel is drawn, all are in the record"
+    ]
 
 
 def thinned(frame: pd.DataFrame, time: str, end_s: float) -> pd.DataFrame:

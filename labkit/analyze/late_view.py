@@ -96,8 +96,9 @@ class ArmRows:
     def __init__(self, data: RunRows, name: str) -> None:
         self.name = name
         self.facts: dict[str, Any] = data.run.get("arms", {}).get(name, {})
-        mine = [row for row in data.requests if row["arm"] == name and not row["warm_up"]]
-        self.requests = {row["label"]: row for row in mine}
+        mine = [row for row in data.requests if row["arm"] == name]
+        self.warm_up = [row for row in mine if row["warm_up"]]
+        self.requests = {row["label"]: row for row in mine if not row["warm_up"]}
         self.times: dict[str, list[float]] = {label: [] for label in self.requests}
         for token in data.tokens:
             if token["arm"] == name and not token["warm_up"]:
@@ -137,8 +138,22 @@ class ArmRows:
 
     def _trouble(self) -> tuple[str, str] | None:
         """Return why this arm can't be judged and what to change, or None."""
-        checks = (self._incomplete, self._too_few_slots, self._strangers, self._a_trouble, self._late_trouble)
+        checks = (
+            self._incomplete,
+            self._cold,
+            self._too_few_slots,
+            self._strangers,
+            self._a_trouble,
+            self._late_trouble,
+        )
         return next((trouble for check in checks if (trouble := check())), None)
+
+    def _cold(self) -> tuple[str, str] | None:
+        failed = [row for row in self.warm_up if row["outcome"] not in ("completed", "slot_limit")]
+        if failed:
+            why = f"{len(failed)} of {len(self.warm_up)} warm-up requests failed ({failed[0]['outcome']})"
+            return f"{why}: the slots were not all used before", "the server's log says more"
+        return None
 
     def _incomplete(self) -> tuple[str, str] | None:
         if "load_end_s" not in self.facts or "A" not in self.requests or len(self.requests) < 2:
@@ -186,10 +201,8 @@ class ArmRows:
     def _late_trouble(self) -> tuple[str, str] | None:
         for label, request in self.requests.items():
             if label != "A" and request["outcome"] == "not_sent":
-                return (
-                    f"A was over before {label} could be sent",
-                    "a larger a_tokens, or a smaller trigger_tokens",
-                )
+                hint = "a larger a_tokens, a smaller trigger_tokens, or a larger start_timeout_s"
+                return f"{label} was never sent: {request['error']}", hint
             if request["outcome"] not in ("completed", "slot_limit"):
                 return (
                     f"{label} ended as {request['outcome']}: {request['error']}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from labkit.analyze.frames import RunFrames, known
-from labkit.analyze.lanes import ARM_NAMES, seconds_text
+from labkit.analyze.lanes import seconds_text
 from labkit.analyze.late_view import ArmRows
 from labkit.analyze.naive import NaiveCriteria
 
@@ -32,16 +32,15 @@ def lanes_reading(frames: RunFrames) -> str:
     """Say, for each arm, when the late requests got their first token and what A did by then."""
     sentences = []
     for arm in frames.arms:
-        rows = ArmRows(frames.data, arm)
+        rows, name = ArmRows(frames.data, arm), frames.arm_name(arm)
         for label, request in rows.requests.items():
             if label != "A":
-                sentences.append(_late_sentence(rows, label, request))
+                sentences.append(_late_sentence(rows, name, label, request))
     return " ".join(sentences) or "No request was sent."
 
 
-def _late_sentence(rows: ArmRows, label: str, request: dict[str, Any]) -> str:
-    where = ARM_NAMES.get(rows.name, rows.name)
-    where = where[0].upper() + where[1:]
+def _late_sentence(rows: ArmRows, name: str, label: str, request: dict[str, Any]) -> str:
+    where = name[0].upper() + name[1:]
     if request["first_token_s"] is None:
         return f"{where}: {label} got no token ({request['outcome']})."
     wait = seconds_text(request["first_token_s"] - request["sent_s"])
@@ -55,7 +54,7 @@ def gaps_reading(frames: RunFrames) -> str:
     sentences = []
     for arm in frames.arms:
         stalls = frames.stalls[(frames.stalls["arm"] == arm) & (frames.stalls["label"] == "A")]
-        name = ARM_NAMES.get(arm, arm)
+        name = frames.arm_name(arm)
         if stalls.empty:
             sentences.append(f"With {name}, no prefill of another request falls into A's stream.")
         for cause, group in stalls.groupby("cause"):
@@ -98,7 +97,7 @@ def prediction_reading(frames: RunFrames, predicted: int) -> str:
         rows = ArmRows(frames.data, arm)
         first_s = rows.requests.get("B", {}).get("first_token_s")
         if first_s is not None:
-            measured.append(f"{rows.tokens_after(first_s)} with {ARM_NAMES.get(arm, arm)}")
+            measured.append(f"{rows.tokens_after(first_s)} with {frames.arm_name(arm)}")
     found = ", ".join(measured) or "nothing: B got no token"
     return f"Predicted: A gets {predicted} tokens after B's first one. Measured: {found}."
 

@@ -23,6 +23,7 @@ class LogFacts:
         ubatch_size: physical batch in tokens.
         kv_bytes: size of the KV buffers, all devices.
         devices: names of the devices that hold KV.
+        fitted: llama.cpp's fit step looked at the memory and may have changed what was left to it.
     """
 
     n_slots: int | None = None
@@ -33,6 +34,7 @@ class LogFacts:
     ubatch_size: int | None = None
     kv_bytes: int | None = None
     devices: tuple[str, ...] = ()
+    fitted: bool = False
 
 
 _CONTEXT = re.compile(r"llama_context: (n_ctx|n_batch|n_ubatch|kv_unified)\s*= (\w+)")
@@ -61,6 +63,7 @@ def parse_log(text: str) -> LogFacts:
         ubatch_size=_int(context.get("n_ubatch")),
         kv_bytes=round(sum(float(mib) for _, mib in buffers) * 2**20) if buffers else None,
         devices=tuple(dict.fromkeys(device for device, _ in buffers)),
+        fitted="fitting params to device memory" in text,
     )
 
 
@@ -69,7 +72,7 @@ def _int(text: str | None) -> int | None:
 
 
 _PORT_TAKEN = re.compile(r"couldn't bind HTTP server socket")
-_MODEL_FAILED = re.compile(r"failed to load model|error loading model|llama_model_load")
+_MODEL_FAILED = re.compile(r"failed to load model|error loading model|llama_model_load:")
 _REASON = re.compile(r"\bE (?:\S+\s+){0,3}?.*?: (.+)$|(error: .+)$", re.MULTILINE)
 
 

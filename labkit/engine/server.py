@@ -92,7 +92,7 @@ async def start_server(
     settings: ServerSettings,
     *,
     log_path: Path,
-    start_timeout_s: float = 120.0,
+    load_timeout_s: float = 120.0,
     lock_timeout_s: float = 15.0,
     say: Callable[[str], None] = print,
 ) -> AsyncIterator[Server]:
@@ -101,7 +101,7 @@ async def start_server(
     Args:
         settings: what to start.
         log_path: file for its log.
-        start_timeout_s: limit for loading the model.
+        load_timeout_s: limit for loading the model.
         lock_timeout_s: limit for waiting while another lab holds this machine.
         say: gets progress lines.
 
@@ -117,7 +117,7 @@ async def start_server(
     for attempt in range(tries):
         server = _spawn(settings, model, key, log_path, lock_timeout_s)
         try:
-            await until_ready(server, start_timeout_s, say)
+            await until_ready(server, load_timeout_s, say)
             await identify(server)
         except PortInUseError:
             server.stop()
@@ -132,8 +132,9 @@ async def start_server(
     try:
         yield server
     finally:
-        server.stop()
         awake.cancel()
+        if server.stop() == "KILL":
+            say(f"the server (pid {server.process.pid}) did not end when asked to and was killed")
 
 
 async def _stay_awake() -> None:

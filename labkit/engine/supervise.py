@@ -86,16 +86,15 @@ def _stop(child: subprocess.Popen[bytes]) -> str:
 def _lock(order: dict[str, Any]) -> filelock.BaseFileLock | None:
     """Take the machine-wide lock; on failure say who has it and return None."""
     lock = filelock.FileLock(order["lock_path"], mode=0o666)
-    holder = Path(order["lock_path"] + ".holder")
+    holder = order["lock_path"] + ".holder"
     before = os.umask(0)  # every user of the machine must be able to take it
     try:
         lock.acquire(timeout=order["lock_timeout_s"], poll_interval=0.1)
-        with suppress(OSError):
-            holder.write_text(order["holder"], encoding="utf-8")
+        _note_holder(holder, order["holder"])
     except filelock.Timeout:
         said = ""
         with suppress(OSError):
-            said = holder.read_text(encoding="utf-8")
+            said = Path(holder).read_text(encoding="utf-8")[:200]
         _say(event="busy", holder=said)
         return None
     except OSError as error:
@@ -104,6 +103,14 @@ def _lock(order: dict[str, Any]) -> filelock.BaseFileLock | None:
     finally:
         os.umask(before)
     return lock
+
+
+def _note_holder(path: str, text: str) -> None:
+    # a shared folder: never write through a link that somebody else has put there
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
 
 
 def main() -> None:

@@ -116,19 +116,23 @@ class Stream:
         plan: the request.
         record: filled as events arrive.
         clock: seconds on the run's clock.
-        on_token: called with (record, time, text, index) for each token as it arrives.
+        on_token: called with (record, time, text) for each token as it arrives.
+        on_event: called for each event, pings included: signs of life.
+        keep_text: keep prompt and answer in the record.
     """
 
     plan: RequestPlan
     record: RequestRecord
     clock: Clock
     on_token: Callable[[RequestRecord, float, str], None]
+    on_event: Callable[[], None] = lambda: None
     keep_text: bool = False
     finished: bool = False
     _texts: list[str] = field(default_factory=list)
 
     def event(self, kind: str, value: bytes, at_s: float) -> None:
         """Take in one event received at `at_s`."""
+        self.on_event()
         if kind == "ping":
             self.record.pings += 1
             return

@@ -50,7 +50,9 @@ async def late_arrival_plan(params: LateArrival, server: Server) -> LoadPlan:
     ]
     if params.late_prompt_tokens:
         requests[1:] = [await _lengthened(request, params.late_prompt_tokens, server) for request in requests[1:]]
-    return LoadPlan(requests=tuple(requests), start_timeout_s=params.start_timeout_s)
+    return LoadPlan(
+        requests=tuple(requests), start_timeout_s=params.start_timeout_s, stall_timeout_s=params.stall_timeout_s
+    )
 
 
 async def _lengthened(request: RequestPlan, tokens: int, server: Server) -> RequestPlan:

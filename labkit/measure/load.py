@@ -111,7 +111,7 @@ class Load:
             warm_up=self.warm_up,
             id_slot_asked=request.id_slot,
         )
-        stream = Stream(request, record, self.clock, self._on_token, keep_text=self.keep_text)
+        stream = Stream(request, record, self.clock, self._on_token, self.note_alive, keep_text=self.keep_text)
         try:
             if await self._due(request, record):
                 record.planned_s = self.clock()
@@ -121,7 +121,10 @@ class Load:
                 record.outcome = "cancelled"
                 raise
             record.outcome = "stalled"
-            record.error = f"no token and no change in /slots for {self.plan.stall_timeout_s:.0f} s"
+            record.error = (
+                f"server not making progress: nothing in any stream and no change in /slots"
+                f" for {self.plan.stall_timeout_s:g} s, after {record.tokens} tokens of this one"
+            )
         finally:
             self._progress.over(request.label)
             self.keep("requests", record.row())
@@ -134,7 +137,9 @@ class Load:
         if request.after is None:
             return True
         if not await self._reached_in_time(request.after):
-            record.error = f"{request.after.label} did not decode {request.after.tokens} tokens in time"
+            record.error = (
+                f"{request.after.label} was over, or had not started in time, before its token {request.after.tokens}"
+            )
             return False
         return True
 
@@ -149,7 +154,6 @@ class Load:
         return started and await self._progress.reached(after)
 
     def _on_token(self, record: RequestRecord, at_s: float, text: str) -> None:
-        self._alive_s = at_s
         row = {
             "arm": self.arm,
             "label": record.label,
@@ -161,7 +165,7 @@ class Load:
         self._progress.token(record.label)
 
     def note_alive(self) -> None:
-        """Note that something moved on the server: a long prefill sends no token."""
+        """Note that something moved on the server: an event of any stream, or a counter in /slots."""
         self._alive_s = self.clock()
 
     def _stalled(self) -> bool:

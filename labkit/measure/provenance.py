@@ -28,7 +28,7 @@ PACKAGES = (
 
 
 def provenance() -> dict[str, Any]:
-    """Return facts about this machine and this Python; names no user and no host."""
+    """Return facts about this machine and this Python; names no host. Paths may hold a user's name."""
     return {
         "labkit": labkit.__version__,
         "python": platform.python_version(),

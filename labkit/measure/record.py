@@ -97,6 +97,17 @@ class Run:
         except OSError as error:
             raise self._unwritable(error) from None
 
+    def save(self, name: str, text: str) -> None:
+        """Write a file of its own into the run folder.
+
+        Raises:
+            RecordError: the disk is full or the folder has gone.
+        """
+        try:
+            (self.folder / name).write_text(self._redact(text), encoding="utf-8")
+        except OSError as error:
+            raise self._unwritable(error) from None
+
     def note(self, arm: str, **facts: Any) -> None:
         """Add facts to one arm's part of run.json."""
         arms = self.fields["arms"]

@@ -89,7 +89,7 @@ def summary(fields: dict[str, Any], command: str) -> list[tuple[str, str]]:
 def verdict_html(verdict: Verdict, lines: list[tuple[str, str]]) -> str:
     """Return verdict, checks and summary as HTML with inline styles (GitHub and nbconvert keep those)."""
     colour = _COLOURS[verdict.status]
-    head = "".join(f'<th style="text-align:left">{name}</th>' for name in ("", "claim", "observed", "why"))
+    head = "".join(f'<th style="text-align:left">{name}</th>' for name in ("", "claim", "expected", "observed", "why"))
     rows = "".join(_check_row(check) for check in verdict.checks)
     facts = "<br>".join(f"<b>{html.escape(name)}:</b> {_value(name, text)}" for name, text in lines)
     return (
@@ -109,7 +109,7 @@ def _value(name: str, text: str) -> str:
 def _check_row(check: Check) -> str:
     # observed and why may quote a server's words, which are untrusted
     why = f"{check.why}. To decide it: {check.hint}" if check.hint else check.why
-    cells = [check.claim, check.observed, why]
+    cells = [check.claim, check.expected, check.observed, why]
     status = f'<b style="color:{_COLOURS[check.status]}">{_MARKS[check.status]} {check.status.replace("_", " ")}</b>'
     texts = "".join(f'<td style="text-align:left">{html.escape(cell)}</td>' for cell in cells)
     return f'<tr><td style="text-align:left;white-space:nowrap">{status}</td>{texts}</tr>'

@@ -9,11 +9,12 @@ from __future__ import annotations
 import html
 import io
 import json
-from pathlib import Path
 from typing import Any
 
 from IPython.display import display
 from PIL import Image
+
+from labkit.measure.record import Run
 
 SCALE = 2
 COLOURS = 256
@@ -35,21 +36,24 @@ def png(specification: dict[str, Any]) -> bytes:
     return packed.getvalue()
 
 
-def show(chart: Any, reading: str, *, folder: Path | None = None, name: str = "chart") -> None:
+def show(chart: Any, reading: str, *, run: Run | None = None, name: str = "chart") -> None:
     """Display a chart in the notebook as image and text, and its reading under it.
 
     Args:
         chart: an Altair chart.
         reading: what the picture says, in words with numbers; its alt text too.
-        folder: where its specification is kept, as `name`.vl.json, if given.
+        run: keeps its specification, as `name`.vl.json, if given.
         name: file name without ending.
+
+    Raises:
+        RecordError: the run folder can't be written.
     """
     specification = chart.to_dict(validate=False)
     image = png(specification)
     width, height = Image.open(io.BytesIO(image)).size
     size = {"width": width // SCALE, "height": height // SCALE}
-    if folder:
-        (folder / f"{name}.vl.json").write_text(json.dumps(specification), encoding="utf-8")
+    if run:
+        run.save(f"{name}.vl.json", json.dumps(specification))
     bundle = {"image/png": image, "text/plain": reading}
     display(bundle, raw=True, metadata={"image/png": size | {"alt": reading}})
     read_out(reading)

@@ -60,8 +60,8 @@ def test_many_requests_may_wait_long_without_a_client_limit() -> None:
 
     records, _ = serve(lambda server: load(server, plan(*[{}] * 120)), chat=hold)
     assert [record.outcome for record in records] == ["completed"] * 120
-    waits = [record.sent_s - record.planned_s for record in records]
-    assert max(waits) < 5  # all were sent while the first was held
+    # all were sent while the first was held
+    assert max(record.sent_s for record in records) < min(record.end_s for record in records)
 
 
 def test_a_smaller_pool_is_seen_as_the_clients_own_wait() -> None:
@@ -72,8 +72,11 @@ def test_a_smaller_pool_is_seen_as_the_clients_own_wait() -> None:
         await exchange.finish()
 
     records, _ = serve(lambda server: load(server, plan({}, {}, {}, max_connections=1)), chat=hold)
-    waits = sorted(record.sent_s - record.planned_s for record in records)
-    assert waits[0] < 0.25 < waits[1] < waits[2]
+    one, two, three = sorted(records, key=lambda record: record.sent_s)
+    assert one.end_s <= two.sent_s
+    assert two.end_s <= three.sent_s
+    # the wait is seen as the client's: all were planned before the first was over
+    assert max(record.planned_s for record in records) < one.end_s
     assert [record.outcome for record in records] == ["completed"] * 3
 
 
@@ -125,16 +128,16 @@ def test_a_late_request_is_sent_when_the_early_one_has_come_so_far() -> None:
 
     late = {"after": After(label="A", tokens=3)}
     records, rows = serve(lambda server: load(server, plan({"max_tokens": 12}, late, late)), chat=stream)
-    third = [row["at_s"] for name, row in rows if name == "tokens" and row["label"] == "A"][2]
+    times = [row["at_s"] for name, row in rows if name == "tokens" and row["label"] == "A"]
     for record in records[1:]:
         assert record.planned_s is not None
-        assert third <= record.planned_s < third + 0.03
+        assert times[2] <= record.planned_s < times[6]
     assert [record.tokens for record in records] == [12, 4, 4]
 
 
 def test_a_late_request_can_be_sent_by_time() -> None:
     records, _ = serve(lambda server: load(server, plan({}, {"at_s": 0.3})))
-    assert records[1].planned_s - records[0].planned_s == pytest.approx(0.3, abs=0.15)
+    assert records[1].planned_s - records[0].planned_s >= 0.299
 
 
 def test_an_early_request_that_never_starts_does_not_hold_the_late_one_for_ever() -> None:
@@ -147,7 +150,7 @@ def test_an_early_request_that_never_starts_does_not_hold_the_late_one_for_ever(
     records, _ = serve(lambda server: load(server, plan({}, late, start_timeout_s=0.2)), chat=silent)
     assert records[1].outcome == "not_sent"
     assert records[1].sent_s is None
-    assert "A did not decode 1 tokens in time" in (records[1].error or "")
+    assert "A was over, or had not started in time" in (records[1].error or "")
 
 
 def test_an_early_request_that_ends_too_soon_releases_who_waits() -> None:
@@ -168,7 +171,22 @@ async def wedge(exchange: Exchange) -> None:
 def test_a_server_that_stops_decoding_is_given_up_with_what_it_gave() -> None:
     records, rows = serve(lambda server: load(server, plan({}, stall_timeout_s=0.5)), chat=wedge)
     assert (records[0].outcome, records[0].tokens) == ("stalled", 5)
+    assert "server not making progress" in (records[0].error or "")
+    assert "after 5 tokens" in (records[0].error or "")
     assert len([row for name, row in rows if name == "tokens"]) == 5
+
+
+def test_pings_are_signs_of_life() -> None:
+    async def pinging(exchange: Exchange) -> None:
+        await exchange.head()
+        for _ in range(8):
+            await exchange.send(b":\n\n")
+            await asyncio.sleep(0.2)
+        await exchange.token()
+        await exchange.finish()
+
+    records, _ = serve(lambda server: load(server, plan({}, stall_timeout_s=0.8)), chat=pinging)
+    assert (records[0].outcome, records[0].pings, records[0].tokens) == ("completed", 8, 1)
 
 
 def test_a_server_that_dies_in_the_middle_leaves_a_record() -> None:

@@ -35,6 +35,11 @@ PROMISE_S = 5.0  # no server outlives its kernel by more
 
 
 @pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
 def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A lock of the test's own: a lab that runs beside the tests must not matter."""
     path = tmp_path / "engine.lock"
@@ -261,10 +266,8 @@ def test_a_server_that_never_loads_is_given_up_with_its_last_words(start: Start)
 
 def test_a_server_that_dies_while_loading_is_reported_at_once(start: Start) -> None:
     server = waiting_for(start("print('GGML_ASSERT(x) failed'); raise SystemExit(134)"), 1)
-    started = time.monotonic()
     with pytest.raises(ServerDiedError, match=r"(?s)exit code 134.*GGML_ASSERT.*llama-server --model x"):
-        wait(server)
-    assert time.monotonic() - started < 5
+        wait(server, limit_s=60)  # not ServerNotReadyError: the limit is not waited out
 
 
 @pytest.mark.parametrize(("log", "kind"), [("port_taken", PortInUseError), ("truncated", ModelError)])

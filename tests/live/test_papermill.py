@@ -117,6 +117,9 @@ def test_the_key_is_nowhere(executed: Path) -> None:
         (["-p", "ctx_size", "-5"], "ctx_size = -5 can't be used: it takes a whole number from 1"),
         (["-p", "poll_hz", "nan"], "poll_hz = nan can't be used"),
         (["-p", "model", "/no/such.gguf"], "the model /no/such.gguf does not exist"),
+        (["-p", "model", __file__], "is not a GGUF file"),
+        (["-p", "model", "toy", "-p", "ctx_size", "256", "-p", "a_tokens", "300"], "KV cells, a slot has 256"),
+        (["-p", "api_key", "x"], "make a new key, and pass it in the environment variable LABKIT_API_KEY"),
     ],
     ids=lambda value: value[1] + value[2] if isinstance(value, list) else "",
 )
@@ -126,7 +129,7 @@ def test_bad_input_is_one_sentence_and_a_failed_job(tmp_path: Path, arguments: l
     (error,) = [out for out in outputs(tmp_path / "out.ipynb") if out.output_type == "error"]
     assert len(error["traceback"]) == 1
     assert sentence in error["traceback"][0]
-    assert not list(tmp_path.rglob("requests.jsonl"))
+    assert not list(tmp_path.rglob("requests.jsonl"))  # nothing was sent
 
 
 def test_a_string_that_means_true_is_true(tmp_path: Path) -> None:

@@ -37,6 +37,12 @@ def ink(image: bytes) -> float:
     return 1 - histogram[255] / sum(histogram)
 
 
+def drawn(specification: dict[str, Any]) -> bool:
+    """Whether the rows leave ink: more than the same chart without any."""
+    bare = specification | {"datasets": {name: [] for name in specification["datasets"]}}
+    return ink(png(specification)) > ink(png(bare)) + 0.002
+
+
 @pytest.mark.parametrize("draw", CHARTS)
 def test_charts_are_valid_vega_lite_with_title_units_and_facts(draw: Callable[..., Any]) -> None:
     specification = spec(draw, both())
@@ -69,7 +75,7 @@ def test_a_request_has_one_colour_everywhere() -> None:
 def test_a_run_that_saw_nothing_is_a_chart_that_says_so(draw: Callable[..., Any], empty: RunData) -> None:
     specification = spec(draw, lab.RunFrames(empty))
     assert "nothing to draw" in words(specification)
-    assert ink(png(specification)) > 0
+    assert drawn(specification)
 
 
 @pytest.mark.parametrize("outcome", ["disconnected", "server_error", "stalled"])
@@ -78,13 +84,13 @@ def test_a_request_that_failed_is_drawn_as_far_as_it_came(draw: Callable[..., An
     data = recorded(treatment=Scenario())
     data.requests[1] |= {"outcome": outcome, "timings": None, "first_token_s": None, "last_token_s": None}
     data.tokens[:] = [token for token in data.tokens if token["label"] == "A"]
-    assert ink(png(spec(draw, lab.RunFrames(data)))) > 0.01
+    assert drawn(spec(draw, lab.RunFrames(data)))
 
 
 @pytest.mark.parametrize("draw", CHARTS)
 def test_charts_without_slots_are_drawn(draw: Callable[..., Any]) -> None:
     frames = lab.RunFrames(recorded(treatment=Scenario(slots_error="disabled")))
-    assert ink(png(spec(draw, frames))) > 0.01
+    assert drawn(spec(draw, frames))
 
 
 def crowd(requests: int, tokens: int, polls: int, slots: int) -> lab.RunFrames:
@@ -113,6 +119,18 @@ def test_large_runs_are_thinned_never_refused_or_cut(draw: Callable[..., Any]) -
     assert sum(len(rows) for rows in specification["datasets"].values()) < 12_000
     ends = [row["x"] for rows in specification["datasets"].values() for row in rows if isinstance(row.get("x"), float)]
     assert max(ends) > 10  # the end of the run is in the picture
+    assert "12,800 tokens" in words(specification)  # and the picture says so
+
+
+def test_small_runs_say_nothing_of_thinning() -> None:
+    assert "one mark a pixel" not in words(spec(lab.slot_lanes, both()))
+
+
+def test_arms_are_named_by_what_they_ran_with() -> None:
+    data = recorded(treatment=Scenario(joins=False))
+    data.run["arms"]["treatment"]["server"]["asked"]["cont_batching"] = False
+    assert "continuous batching off" in words(spec(lab.slot_lanes, lab.RunFrames(data)))
+    assert "continuous batching on" not in words(spec(lab.slot_lanes, lab.RunFrames(data)))
 
 
 @pytest.mark.parametrize("label", ["llamacpp:requests", "params.temperature", "slot[0]", "a'b", 'x"y', "ünï"])
@@ -124,7 +142,7 @@ def test_odd_names_are_drawn_as_they_are(draw: Callable[..., Any], label: str) -
             row["label"] = label if row["label"] == "B" else row["label"]
     specification = spec(draw, lab.RunFrames(data))
     assert json.dumps(label, ensure_ascii=False)[1:-1] in words(specification)
-    assert ink(png(specification)) > 0.01
+    assert drawn(specification)
 
 
 def test_pictures_are_small_and_twice_their_size() -> None:

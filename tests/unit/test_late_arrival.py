@@ -104,6 +104,10 @@ def never_quiet(data: RunData) -> None:
     data.run["arms"]["treatment"]["quiet_after_s"] = None
 
 
+def fail_warm_up(data: RunData) -> None:
+    data.requests.append(request(data, "A") | {"label": "warm-up 1", "warm_up": True, "outcome": "server_error"})
+
+
 def no_token_of_a(data: RunData) -> None:
     data.tokens[:] = [t for t in data.tokens if (t["arm"], t["label"]) != ("treatment", "A")]
 
@@ -111,13 +115,14 @@ def no_token_of_a(data: RunData) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (drop_b, "A was over before B could be sent"),
+        (drop_b, "B was never sent: A was over"),
         (fail_b, "B ended as server_error: Context size"),
         (kill_server, "ended in the middle"),
         (stop_half_way, "did not run to its end"),
         (one_slot, "one slot"),
         (never_quiet, "not idle before the load"),
         (no_token_of_a, "A got no token"),
+        (fail_warm_up, "1 of 1 warm-up requests failed"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -14,6 +14,7 @@ def test_a_start_log_tells_the_effective_values() -> None:
     assert (facts.batch_size, facts.ubatch_size) == (512, 128)
     assert facts.kv_bytes == 90 * 2**20
     assert facts.devices == ("CPU",)
+    assert facts.fitted
 
 
 def test_a_log_that_says_nothing_gives_nothing() -> None:
@@ -37,6 +38,11 @@ def test_a_failed_start_is_explained_in_the_logs_own_words(name: str, kind: str,
     found, reason = failure(read(name))
     assert found == kind
     assert words in reason
+
+
+def test_a_death_after_a_healthy_start_is_not_blamed_on_the_model() -> None:
+    # every healthy log has lines of llama_model_loader
+    assert failure(read("start") + "GGML_ASSERT(x) failed\n")[0] == "other"
 
 
 def test_a_failure_without_words_is_other() -> None:

@@ -20,8 +20,10 @@ REQUEST = {"label": "A", "prompt": "hi", "max_tokens": 4, "seed": 1}
         ("kv_unified", "no", False),
         ("kv_unified", "off", False),
         ("kv_unified", False, False),
-        ("ctx_size", 1_000, 1000),
+        ("ctx_size", "1_000", 1000),
+        ("ctx_size", 7.0, 7),
         ("extra_args", '["--mlock"]', ("--mlock",)),
+        ("extra_args", ["--mlock"], ("--mlock",)),
         ("threads", None, None),
     ],
 )
