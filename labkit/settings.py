@@ -7,6 +7,7 @@ with the name, the value and what would be accepted.
 from __future__ import annotations
 
 import json
+import secrets
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -250,12 +251,18 @@ class LateArrival(ServerSettings):
     load_timeout_s: Seconds = Field(120.0, description="the model must be loaded within this")
     seed: Annotated[Whole, Field(ge=0, lt=2**31)] | None = Field(
         None,
-        description="seed that the requests' seeds are drawn from; none: a new one",
+        description="seed that the requests' seeds are drawn from; none: drawn now, and recorded",
         json_schema_extra=_takes("a whole number from 0, or None"),
     )
     keep_text: Switch = Field(False, description="keep prompts and answers in the record")
     strict: Switch = Field(False, description="fail the notebook unless the verdict is supported")
     outputs: str = Field("", description="where the run folder goes; empty: the project's outputs/")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _draw_seed(cls, data: Any) -> Any:
+        # drawn here, so that the record and the command to repeat the run have it
+        return data if data.get("seed") is not None else data | {"seed": secrets.randbits(31)}
 
     @model_validator(mode="after")
     def _late_enough(self) -> Self:

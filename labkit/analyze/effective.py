@@ -25,7 +25,7 @@ def settings_table(server: dict[str, Any]) -> pd.DataFrame:
         server: an arm's `server` in run.json.
     """
     asked, effective = server["asked"], server["effective"] or {}
-    context = server["model"]["facts"]["n_ctx_train"]
+    context = server["model"]["facts"].get("n_ctx_train")
     rows = [
         ("slots (--parallel)", asked["parallel"], effective.get("slots"), _slots_note(asked)),
         (

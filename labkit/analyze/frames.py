@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labkit.analyze.freshness import fresh_progress
-from labkit.analyze.late_view import RunRows
+from labkit.analyze.late_view import RunRows, timing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,7 +150,7 @@ class RunFrames:
 
     def _request(self, row: dict[str, Any]) -> dict[str, Any]:
         timings = row["timings"] or {}
-        prefill_s = _scaled(timings.get("prompt_ms"), 1e-3)
+        prefill_s = _scaled(timing(row, "prompt_ms"), 1e-3)
         decode_s = _minus(row["last_token_s"], row["first_token_s"])
         ttft_s = _minus(row["first_token_s"], row["sent_s"])
         return row | {
@@ -165,7 +165,7 @@ class RunFrames:
             "predicted_n": timings.get("predicted_n"),
             "prompt_n": timings.get("prompt_n"),
             "cache_n": timings.get("cache_n"),
-            "warm": timings["cache_n"] > 0 if "cache_n" in timings else None,
+            "warm": timings["cache_n"] > 0 if timings.get("cache_n") is not None else None,
             # a request that ended badly has no rate
             "decode_tokens_per_s": (row["tokens"] - 1) / decode_s
             if decode_s and row["outcome"] in ("completed", "slot_limit")
@@ -282,9 +282,9 @@ def _prefill_start(row: dict[str, Any], first_s: float) -> float:
     Without timings (it failed before) the response headers stand in: the server sends them when the
     prompt starts (tools/server/server-context.cpp, from b10156 on).
     """
-    timings = row["timings"] or {}
-    if row["first_token_s"] is not None and timings.get("prompt_ms") is not None:
-        return float(max(row["sent_s"], first_s - timings["prompt_ms"] / 1e3))
+    prompt_ms = timing(row, "prompt_ms")
+    if row["first_token_s"] is not None and prompt_ms is not None:
+        return float(max(row["sent_s"], first_s - prompt_ms / 1e3))
     return float(row["headers_s"]) if row["headers_s"] is not None else first_s
 
 

@@ -6,11 +6,12 @@ from typing import Any
 
 
 def fresh_progress(polls: list[dict[str, Any]]) -> list[set[Any]]:
-    """Return, for each poll, the seeds whose task has made progress that is certainly its own.
+    """Return, for each poll, the seeds whose task has made progress of its own.
 
     Until a task's prompt is done, a slot may still show its previous task's counters (seen live on
     b9093 to b10229). Progress counts when the counters changed under the same id_task, or differ from
-    the final ones of the task before, read while the slot was idle.
+    the final ones of the task before, read while the slot was idle. (A task that came and went unseen
+    between two polls would spoil the second rule; on a quiet server there is none, and the streams decide.)
 
     Args:
         polls: rows of slots.jsonl in order, the idle ones before the load included.

@@ -11,7 +11,9 @@ B's first one is then impossible, whatever /slots shows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from labkit.analyze.late_view import ArmRows, ArmView, LateView, RunRows
 from labkit.analyze.verdict import INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED, Check, Verdict
@@ -22,8 +24,6 @@ JOINED, KEPT_OUT, UNDECIDED = "joined", "kept_out", "undecided"
 # A client that stalls or falls behind may read B's first token before A's last ones. So many of A's
 # tokens must come after it in separate reads, and be still to come by the server's own durations.
 MIN_AFTER = 3
-# Tokens and time that A must go on after B was sent, where /slots can't tell when B got its slot.
-MIN_BLIND_TOKENS, MIN_BLIND_S = 32, 1.0
 # Polls that must contradict before a source is doubted.
 MIN_POLLS = 5
 
@@ -71,7 +71,7 @@ def _one_joined(view: LateView, arm: ArmView) -> tuple[str, str, str]:
 
 
 def _streams_say(view: LateView) -> str:
-    if view.reads_after >= MIN_AFTER and (view.surely_after is None or view.surely_after >= MIN_AFTER):
+    if view.reads_after >= MIN_AFTER and (view.surely_after or 0) >= MIN_AFTER:
         return JOINED
     return KEPT_OUT if view.tokens_after == 0 else UNDECIDED
 
@@ -97,20 +97,20 @@ def _contradiction(view: LateView, slots: str) -> str:
 
 def _kept_out(view: LateView, arm: ArmView, slots: str) -> tuple[str, str, str]:
     """Decide whether a late request that got nothing while A decoded had its chance."""
+    if not arm.slots_speak:
+        # it may have been held before the server: the streams alone can't tell
+        why = f"{view.label} got nothing until A ended, and /slots does not tell whether it had a slot"
+        return UNDECIDED, why, "slots_endpoint = True"
+    if view.prefilled_beside:
+        return UNDECIDED, f"{view.label}'s prompt was being processed when A ended", MORE_TOKENS
     if slots == KEPT_OUT:
         why = f"{view.label} owned a slot while A decoded {view.chance_tokens} tokens, and got none until A ended"
         return KEPT_OUT, why, ""
-    if not arm.slots_speak:
-        if view.tokens_before >= max(MIN_BLIND_TOKENS, arm.chance_needed) and view.window_s >= MIN_BLIND_S:
-            return KEPT_OUT, f"{view.label} got nothing until A ended (streams alone: /slots does not tell)", ""
-        why = f"A ended {view.window_s:.2f} s after {view.label} was sent, and /slots does not tell more"
-        return UNDECIDED, why, MORE_TOKENS
     if view.polls_owned == 0 and view.polls_waiting >= MIN_POLLS:
         why = f"{view.label} was on no slot in {view.polls_waiting} polls while A decoded: something held it before"
         return UNDECIDED, why, "look at what stands between client and server, threads_http for one"
     seen = f"/slots saw A decode {view.chance_tokens} tokens while {view.label} had a slot"
-    why = f"{seen}, {arm.chance_needed} are needed"
-    return UNDECIDED, why, MORE_TOKENS
+    return UNDECIDED, f"{seen}, {arm.chance_needed} are needed", MORE_TOKENS
 
 
 def _describe(view: LateView, arm: ArmView) -> str:
@@ -135,8 +135,10 @@ def judge_late_arrival(data: RunRows) -> Verdict:
     if not data.run.get("parameters", {}).get("control", True):
         return Verdict((joined, _because("not_tested", "no control arm was run", "the parameter control is off")))
     control_arm = ArmRows(data, CONTROL)
-    difference = _difference(treatment_arm, control_arm)
-    return Verdict((joined, _because_check(treatment, late_joined(control_arm.view()), difference)))
+    control_view = control_arm.view()
+    # an arm that can't be judged is reported as that, not as one that differs
+    difference = "" if control_view.trouble else _difference(treatment_arm, control_arm)
+    return Verdict((joined, _because_check(treatment, late_joined(control_view), difference)))
 
 
 def _joined_check(answer: Answer, view: ArmView) -> Check:
@@ -185,15 +187,20 @@ def _because(status: str, observed: str, why: str, hint: str = "") -> Check:
     )
 
 
-def _difference(one: ArmRows, other: ArmRows) -> str:
+def _difference(treatment: ArmRows, control: ArmRows) -> str:
     """Name what differs between two arms that should differ in continuous batching alone."""
-    if "server" not in one.facts or "server" not in other.facts:
-        return ""  # an arm that never ran is reported as that
-    pairs = {
-        "requests": (one.facts.get("planned"), other.facts.get("planned")),
-        "prompt lengths": (one.facts.get("prompt_tokens"), other.facts.get("prompt_tokens")),
-        "effective settings": (one.effective, other.effective),
-        "model": (one.facts["server"]["model"]["sha256"], other.facts["server"]["model"]["sha256"]),
-        "build": (one.facts["server"]["build"].get("number"), other.facts["server"]["build"].get("number")),
+    if (treatment.asked.get("cont_batching"), control.asked.get("cont_batching")) != (True, False):
+        return "continuous batching was not asked to be on in one and off in the other"
+    names: dict[str, Callable[[ArmRows], Any]] = {
+        "requests": lambda arm: arm.facts.get("planned"),
+        "prompt lengths": lambda arm: arm.facts.get("prompt_tokens"),
+        "asked settings": lambda arm: arm.asked | {"cont_batching": None, "port": None},
+        "effective settings": lambda arm: arm.effective,
+        "model": lambda arm: _of_server(arm, "model").get("sha256"),
+        "build": lambda arm: _of_server(arm, "build").get("number"),
     }
-    return ", ".join(name for name, (a, b) in pairs.items() if a != b)
+    return ", ".join(name for name, value in names.items() if value(treatment) != value(control))
+
+
+def _of_server(arm: ArmRows, part: str) -> dict[str, Any]:
+    return (arm.facts.get("server") or {}).get(part) or {}

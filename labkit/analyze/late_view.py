@@ -38,6 +38,7 @@ class LateView:
         reads_after: in so many separate reads.
         surely_after: tokens that A had left, at the least, when B's first one came: by the server's own
             durations. None where it gives none.
+        prefilled_beside: B's prefill began before A can have ended, by the server's own durations.
         window_s: from B's sending to A's last token.
         chance_tokens: tokens that A decoded, by its own counter in /slots, while B owned a slot without
             progress.
@@ -56,6 +57,7 @@ class LateView:
     tokens_after: int = 0
     reads_after: int = 0
     surely_after: int | None = None
+    prefilled_beside: bool = False
     window_s: float = 0.0
     chance_tokens: int = 0
     polls_waiting: int = 0
@@ -77,6 +79,12 @@ class ArmView:
     chance_needed: int = MIN_CHANCE_TOKENS
     slots_speak: bool = False
     trouble: tuple[str, str] | None = None
+
+
+def timing(request: dict[str, Any], name: str) -> float | None:
+    """Return one of the server's own timings of a request; None where it gave none, or no number."""
+    value = (request.get("timings") or {}).get(name)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _first_served(view: LateView) -> tuple[bool, float]:
@@ -101,11 +109,14 @@ class ArmRows:
         self.requests = {row["label"]: row for row in mine if not row["warm_up"]}
         self.times: dict[str, list[float]] = {label: [] for label in self.requests}
         for token in data.tokens:
-            if token["arm"] == name and not token["warm_up"]:
+            if token["arm"] == name and not token["warm_up"] and token["at_s"] is not None:
                 self.times.setdefault(token["label"], []).append(token["at_s"])
-        self.polls = [row for row in data.slots if row["arm"] == name and row["slots"] is not None]
+        polls = [row for row in data.slots if row["arm"] == name and row["slots"] is not None]
+        self.polls = [row for row in polls if row["received_s"] is not None]
         self.fresh = fresh_progress(self.polls)
-        self.effective: dict[str, Any] = (self.facts.get("server") or {}).get("effective") or {}
+        server = self.facts.get("server") or {}
+        self.asked: dict[str, Any] = server.get("asked") or {}
+        self.effective: dict[str, Any] = server.get("effective") or {}
 
     @property
     def a(self) -> dict[str, Any]:
@@ -129,8 +140,8 @@ class ArmRows:
 
     def _chance_needed(self) -> int:
         """Return how many steps the late prompts may need to enter: A gets a token in each of them."""
-        prompts = sum(n for label, n in self.facts.get("prompt_tokens", {}).items() if label != "A")
-        batch = self.effective.get("batch_size") or 2048
+        prompts = sum(n for label, n in (self.facts.get("prompt_tokens") or {}).items() if label != "A")
+        batch = self.effective.get("batch_size") or self.asked.get("batch_size") or 1
         return MIN_CHANCE_TOKENS + 2 * math.ceil(int(prompts) / int(batch))
 
     def _slots_speak(self) -> bool:
@@ -156,7 +167,8 @@ class ArmRows:
         return None
 
     def _incomplete(self) -> tuple[str, str] | None:
-        if "load_end_s" not in self.facts or "A" not in self.requests or len(self.requests) < 2:
+        ran = {"load_start_s", "load_end_s"} <= set(self.facts) and "A" in self.requests and len(self.requests) > 1
+        if not ran or not all(self._whole(label) for label in self.requests):
             return (
                 f"the {self.name} arm did not run to its end",
                 "run it again; the run folder says how far it came",
@@ -168,10 +180,16 @@ class ArmRows:
             )
         return None
 
+    def _whole(self, label: str) -> bool:
+        """Whether what the record says of a request holds together: tokens have times, and so has its sending."""
+        request = self.requests[label]
+        times = [request["sent_s"], request["first_token_s"], *self.times[label]]
+        return not self.times[label] or all(isinstance(time, int | float) for time in times)
+
     def _too_few_slots(self) -> tuple[str, str] | None:
         slots = self.effective.get("slots")
         if slots is not None and slots < 2:
-            return "the server has one slot: B could not own one beside A", "parallel = 2"
+            return f"with slots = {slots} B could not own one beside A", "parallel = 2"
         return None
 
     def _strangers(self) -> tuple[str, str] | None:
@@ -233,16 +251,21 @@ class ArmRows:
         duration_s, step_s = self._a_decoding()
         if duration_s is None:
             return None
-        end_s = float(self.a["sent_s"]) + float(self.a["timings"].get("prompt_ms", 0.0)) / 1e3 + duration_s
+        end_s = float(self.a["sent_s"]) + (timing(self.a, "prompt_ms") or 0.0) / 1e3 + duration_s
         return max(0, math.floor((end_s - at_s) / step_s))
+
+    def _prefilled_beside(self, request: dict[str, Any], first_s: float) -> bool:
+        prompt_ms = timing(request, "prompt_ms")
+        return prompt_ms is not None and (self.surely_after(first_s - prompt_ms / 1e3) or 0) > 0
 
     def _a_decoding(self) -> tuple[float | None, float]:
         """Return how long A decoded by the server's clock, and for how long a token."""
-        timings = self.a["timings"] or {}
-        if not timings.get("predicted_ms") or timings.get("predicted_n", 0) < 2:
+        a = self.requests.get("A", {})
+        decoded_ms, tokens = timing(a, "predicted_ms"), timing(a, "predicted_n")
+        placed = a.get("sent_s") is not None and a.get("first_token_s") is not None
+        if not placed or not decoded_ms or not tokens or tokens < 2:
             return None, 0.0
-        duration_s = float(timings["predicted_ms"]) / 1e3
-        return duration_s, duration_s / (timings["predicted_n"] - 1)
+        return decoded_ms / 1e3, decoded_ms / 1e3 / (tokens - 1)
 
     def _late(self, label: str) -> LateView:
         request, a_times = self.requests[label], self.times["A"]
@@ -258,6 +281,7 @@ class ArmRows:
             tokens_after=self.tokens_after(first_s),
             reads_after=len({t for t in a_times if t > first_s}),
             surely_after=self.surely_after(first_s),
+            prefilled_beside=self._prefilled_beside(request, first_s),
             window_s=max(0.0, a_last_s - sent_s),
             chance_tokens=self._chance_tokens(request["seed"]),
             polls_waiting=len(waiting),

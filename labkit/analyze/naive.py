@@ -31,7 +31,8 @@ class NaiveCriteria:
 
 
 def naive_criteria(data: RunRows, arm: str = "control") -> NaiveCriteria | None:
-    """Count what the naive criteria say in one arm; None if the arm has nothing to count in.
+    """Count what the naive criteria say in one arm; None if the arm is none to count in: it can't be
+    judged (a failed warm-up, say), or continuous batching was on in it.
 
     Args:
         data: the recorded run.
@@ -39,7 +40,7 @@ def naive_criteria(data: RunRows, arm: str = "control") -> NaiveCriteria | None:
     """
     rows = ArmRows(data, arm)
     late = [row for label, row in rows.requests.items() if label != "A" and row["sent_s"] is not None]
-    if not late or not rows.times.get("A"):
+    if rows.view().trouble or rows.asked.get("cont_batching") is not False or not late:
         return None
     first_tokens = [row["first_token_s"] for row in late if row["first_token_s"] is not None]
     until_s = min([rows.times["A"][-1], *first_tokens])

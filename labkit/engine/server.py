@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import shlex
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -22,7 +23,7 @@ from labkit.engine.models import ModelFile, resolve_model
 from labkit.engine.ports import free_port, refuse_taken
 from labkit.engine.process import Command, ServerProcess
 from labkit.engine.ready import Effective, identify, until_ready
-from labkit.errors import EngineError, ParameterError, PortInUseError
+from labkit.errors import EngineError, IdentityError, ParameterError, PortInUseError
 from labkit.settings import ServerSettings
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -111,7 +112,7 @@ async def start_server(
     """
     if settings.engine != "embedded":
         raise EngineError(f"engine = {settings.engine!r} is unknown", hint='engine = "embedded"')
-    model = resolve_model(settings.model, say=say)
+    model = await _resolved(settings.model, say)
     key = _key_for(settings)
     tries = 3 if settings.port is None else 1
     for attempt in range(tries):
@@ -119,7 +120,7 @@ async def start_server(
         try:
             await until_ready(server, load_timeout_s, say)
             await identify(server)
-        except PortInUseError:
+        except (PortInUseError, IdentityError):
             server.stop()
             if attempt + 1 == tries:  # somebody took the free port in between, again and again
                 raise
@@ -135,6 +136,15 @@ async def start_server(
         awake.cancel()
         if server.stop() == "KILL":
             say(f"the server (pid {server.process.pid}) did not end when asked to and was killed")
+
+
+async def _resolved(name: str, say: Callable[[str], None]) -> ModelFile:
+    """Resolve a model in a thread: a fetch may take minutes, and an interrupt must end it."""
+    stop = threading.Event()
+    try:
+        return await asyncio.to_thread(resolve_model, name, say=say, stop=stop)
+    finally:
+        stop.set()
 
 
 async def _stay_awake() -> None:
@@ -165,7 +175,9 @@ def _spawn(
     # which on 2 cores costs 40 % of the speed (seen live)
     settings = settings.model_copy(update={"threads": settings.threads or physical_cores()})
     values = start_values(settings, model_path=str(model.path), alias=alias, port=port)
-    order = {"attributes": to_attributes(values), "api_keys": [key.reveal()] if key else []}
+    # a single key's last letters would be in llama.cpp's log; of several it tells the number alone
+    keys = [key.reveal(), secrets.token_urlsafe(24)] if key else []
+    order = {"attributes": to_attributes(values), "api_keys": keys}
     process = ServerProcess(
         Command(argv=embedded_argv(), env=_scrubbed_environment(), stdin=json.dumps(order), log_path=log_path),
         lock_timeout_s=lock_timeout_s,

@@ -42,7 +42,7 @@ def _die_with_parent() -> None:
 
 
 def _spawn(order: dict[str, Any]) -> subprocess.Popen[bytes]:
-    with Path(order["log_path"]).open("ab") as log:
+    with Path(order["log_path"]).open("wb") as log:
         child = subprocess.Popen(
             order["argv"],
             stdin=subprocess.PIPE,
@@ -129,15 +129,21 @@ def main() -> None:
     if order["lock_path"] and lock is None:
         return
     try:
-        child = _spawn(order)
-        _say(event="started", pid=child.pid, at=time.time())
-        _watch(child, stopped)
-        _say(event="ended", how=_stop(child), returncode=child.returncode)
-    except OSError as error:
-        _say(event="failed", error=f"{error.strerror}: {error.filename}")
+        _serve(order, stopped)
+    except (OSError, ValueError) as error:
+        _say(event="failed", error=str(error))
     finally:
         if lock:
             lock.release()
+
+
+def _serve(order: dict[str, Any], stopped: list[int]) -> None:
+    child = _spawn(order)
+    try:
+        _say(event="started", pid=child.pid, at=time.time())
+        _watch(child, stopped)
+    finally:
+        _say(event="ended", how=_stop(child), returncode=child.returncode)
 
 
 def _read_line(descriptor: int) -> bytes:

@@ -151,6 +151,12 @@ class Stream:
         except ValueError:
             self._fail(f"an event that is not JSON: {value[:200]!r}")
             return
+        try:
+            self._body(body, at_s)
+        except (TypeError, AttributeError, KeyError, IndexError):
+            self._fail(f"an event of an unknown shape: {value[:200]!r}")
+
+    def _body(self, body: dict[str, Any], at_s: float) -> None:
         if "error" in body:
             self._fail(json.dumps(body["error"]))
             return

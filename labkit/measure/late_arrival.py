@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import secrets
 from typing import Literal
 
 from labkit.engine.http import http_client
@@ -31,7 +30,7 @@ async def late_arrival_plan(params: LateArrival, server: Server) -> LoadPlan:
     Raises:
         ServerError: the server does not count tokens.
     """
-    draw = random.Random(params.seed if params.seed is not None else secrets.randbits(31))  # noqa: S311
+    draw = random.Random(params.seed)  # noqa: S311
     endpoint: Literal["chat", "completion"] = "chat" if server.model.facts.has_chat_template else "completion"
     labels = "ABCDEFGHI"[: params.n_late + 1]
     seeds = draw.sample(range(1, 2**31), len(labels))

@@ -73,7 +73,7 @@ class Run:
         Raises:
             RecordError: the disk is full or the folder has gone.
         """
-        line = self._redact(_json(row)) + "\n"
+        line = _json(self._hidden(row)) + "\n"
         try:
             file = self._files.get(stream)
             if file is None:
@@ -92,7 +92,7 @@ class Run:
         self.fields |= fields
         scratch = self.folder / "run.json.tmp"
         try:
-            scratch.write_text(self._redact(_json(self.fields, indent=1)), encoding="utf-8")
+            scratch.write_text(_json(self._hidden(self.fields), indent=1), encoding="utf-8")
             scratch.replace(self.folder / "run.json")
         except OSError as error:
             raise self._unwritable(error) from None
@@ -104,7 +104,7 @@ class Run:
             RecordError: the disk is full or the folder has gone.
         """
         try:
-            (self.folder / name).write_text(self._redact(text), encoding="utf-8")
+            (self.folder / name).write_text(self._hidden(text), encoding="utf-8")
         except OSError as error:
             raise self._unwritable(error) from None
 
@@ -119,10 +119,17 @@ class Run:
             file.close()
         self._files.clear()
 
-    def _redact(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, REDACTED)
-        return text
+    def _hidden(self, value: Any) -> Any:
+        """Return `value` with secrets taken out of every text in it, before JSON could escape them."""
+        if not self._secrets:
+            return value
+        if isinstance(value, str):
+            for secret in self._secrets:
+                value = value.replace(secret, REDACTED)
+            return value
+        if isinstance(value, dict):
+            return {key: self._hidden(item) for key, item in value.items()}
+        return [self._hidden(item) for item in value] if isinstance(value, list | tuple) else value
 
     def _unwritable(self, error: OSError) -> RecordError:
         self.close()

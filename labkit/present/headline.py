@@ -63,7 +63,7 @@ class Headline:
 
 def strict_error(verdict: Verdict, run: Run) -> VerdictError:
     """Return the error that strict=True raises, with the exit code that belongs to the verdict."""
-    worst = next(check for check in verdict.checks if check.status == verdict.status)
+    worst = next((check for check in verdict.checks if check.status == verdict.status), verdict.checks[0])
     error = VerdictError(
         f"the verdict is {verdict.status}, and strict is on",
         why=f"{worst.claim}: {worst.why}",

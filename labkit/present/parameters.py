@@ -59,12 +59,21 @@ def parameter_cells(history: list[str]) -> list[str]:
 
 
 def assigned_names(sources: list[str]) -> list[str]:
-    """Return the names that these cells assign, in order."""
+    """Return the names that these cells assign, in order.
+
+    Raises:
+        ParameterError: a cell does more than `name = value`, where a typo could hide.
+    """
     names: dict[str, None] = {}
-    for source in sources:
-        for node in ast.parse(source).body:
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            names |= {target.id: None for target in targets if isinstance(target, ast.Name)}
+    for node in (node for source in sources for node in ast.parse(source).body):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if len(targets) != 1 or not isinstance(targets[0], ast.Name):
+            raise ParameterError(
+                f"line {node.lineno} of a parameters cell is not `name = value`",
+                why=ast.unparse(node)[:80],
+                hint="one name a line",
+            )
+        names[targets[0].id] = None
     return list(names)
 
 

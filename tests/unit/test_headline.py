@@ -51,10 +51,22 @@ def test_the_summary_names_build_model_hardware_and_the_command() -> None:
 
 def test_the_command_repeats_what_differs_from_the_defaults() -> None:
     words = shlex.split(
-        repeat_command("03_late_arrival", lab.LateArrival(parallel=4, keep_text=True, extra_args=["--x y"]))
+        repeat_command("03_late_arrival", lab.LateArrival(parallel=4, keep_text=True, extra_args=["--x y"], seed=9))
     )
     assert words[:3] == ["papermill", "notebooks/03_late_arrival.ipynb", "outputs/03_late_arrival.again.ipynb"]
-    assert words[3:] == ["-p", "parallel", "4", "-y", "extra_args: ['--x y']", "-p", "keep_text", "True"]
+    assert words[3:] == [
+        "-p",
+        "parallel",
+        "4",
+        "-y",
+        "extra_args: ['--x y']",
+        "-p",
+        "seed",
+        "9",
+        "-p",
+        "keep_text",
+        "True",
+    ]
 
 
 @pytest.mark.parametrize(("status", "code"), [("refuted", 1), ("inconclusive", 4)])

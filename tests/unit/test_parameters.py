@@ -60,4 +60,10 @@ def test_only_cells_after_the_latest_tagged_one_count() -> None:
 
 
 def test_names_come_from_plain_and_annotated_assignments() -> None:
-    assert assigned_names(["a = 1\nb: int = 2\nprint(a)", "a = 3"]) == ["a", "b"]
+    assert assigned_names(["a = 1\nb: int = 2", "a = 3"]) == ["a", "b"]
+
+
+@pytest.mark.parametrize("line", ["a, b = 1, 2", "if True:\n    a = 1", "print(1)", "x.y = 1"])
+def test_a_parameters_cell_that_could_hide_a_typo_is_refused(line: str) -> None:
+    with pytest.raises(ParameterError, match="is not `name = value`"):
+        assigned_names([line])
