@@ -130,7 +130,7 @@ def _pinned_sentences(frames: RunFrames, arm: str) -> list[str]:
     sentences = []
     for wait in waits.itertuples():
         during = slots[(slots["sent_s"] >= wait.start_s) & (slots["received_s"] <= wait.end_s)]
-        idle = int((~during["busy"]).groupby(during["poll"]).sum().max()) if len(during) else 0
+        idle = int((~during["busy"]).groupby(during["poll"]).sum().median()) if len(during) else 0
         if pins.get(wait.label) is not None and idle:
             waited = seconds_text(wait.end_s - wait.start_s)
             sentences.append(
