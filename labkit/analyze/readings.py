@@ -50,6 +50,15 @@ def _late_sentence(rows: ArmRows, name: str, label: str, request: dict[str, Any]
     return f"{where}: {label}'s first token came {wait} after it was sent; {rest}."
 
 
+def tokens_reading(frames: RunFrames) -> str:
+    """Say how many tokens each request got, and between when and when."""
+    sentences = []
+    for (arm, label), stream in frames.tokens.groupby(["arm", "label"], sort=False):
+        span = f"{float(stream['t_s'].min()):.2f} s to {float(stream['t_s'].max()):.2f} s"
+        sentences.append(f"{label} got {len(stream)} tokens from {span} with {frames.arm_name(arm)}.")
+    return " ".join(sentences) or "No request got a token."
+
+
 def gaps_reading(frames: RunFrames) -> str:
     """Say how long A stalled, and for whom."""
     sentences = []
