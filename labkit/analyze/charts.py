@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from labkit.analyze.frames import RunFrames, known
-from labkit.analyze.lanes import MAX_MARKS, seconds_text, thinned, thinning_note
+from labkit.analyze.lanes import seconds_text
 from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, colours, finished, nothing_to_draw
+from labkit.analyze.thinning import MAX_MARKS, thinned, thinning_note
 
 
 def tokens_over_time(frames: RunFrames, *, title: str, subtitle: list[str]) -> Any:

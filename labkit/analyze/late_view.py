@@ -32,6 +32,9 @@ class LateView:
     """What the streams and /slots say of one late request.
 
     Args:
+        label: its name.
+        outcome: how it ended.
+        sent_s: when it was sent; first_token_s: when its first token came (run's clock).
         tokens_before: A's tokens between B's sending and B's first token.
         tokens_after: A's tokens after B's first token, as far as the server's own times allow: a client
             that falls behind gets tokens long after A has ended.
@@ -70,7 +73,17 @@ class LateView:
 
 @dataclass(frozen=True)
 class ArmView:
-    """One arm, reduced to what a verdict needs; `trouble` is why it can't be judged, with a hint."""
+    """One arm, reduced to what a verdict needs.
+
+    Args:
+        name: the arm.
+        late: its late requests; those that had a slot while A decoded come first.
+        a_tokens: tokens that A got.
+        eligible: how many late requests could own a slot beside A.
+        chance_needed: tokens that A must decode while a late request waits on its slot, before that counts.
+        slots_speak: /slots could be read and names the requests by their seeds.
+        trouble: why the arm can't be judged and what to change, or None.
+    """
 
     name: str
     late: tuple[LateView, ...] = ()

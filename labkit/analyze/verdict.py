@@ -13,6 +13,7 @@ class Check:
     """One claim and what became of it.
 
     Args:
+        name: short name of the claim, stable between versions.
         claim: what is claimed.
         status: supported, refuted, inconclusive or not_tested.
         observed: what was seen, with numbers.

@@ -38,9 +38,11 @@ class Effective:
         slots: slots, from /props or the log.
         slot_cells: KV cells one slot may use, from /slots, /props or the log.
         fitted: whether llama.cpp's fit step (`--fit`, on by default) ran; from the log.
-        kv_unified: from the log.
+        kv_unified: one KV pool for all slots; from the log.
         pool_cells: KV cells in all, from the log.
+        batch_size: logical batch in tokens; ubatch_size: physical; both from the log.
         kv_bytes: size of the KV buffers, from the log.
+        slots_endpoint: whether /slots is on; metrics_endpoint: whether /metrics is; from /props.
     """
 
     slots: int | None

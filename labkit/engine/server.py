@@ -41,6 +41,8 @@ class Server:
         build: reported (by /props), package, number and number_source.
         argv: what was executed.
         llama_server_command: the same as a llama-server command line, to copy.
+        process: its supervised process.
+        key: the API key it asks for, if any.
         startup_s: seconds from the order to readiness.
     """
 

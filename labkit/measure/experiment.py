@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from labkit.engine.server import Server
-from labkit.measure.client import RequestRecord
 from labkit.measure.load import Load, check_fit, prompt_tokens
 from labkit.measure.observe import SlotSampler
 from labkit.measure.record import Run
+from labkit.measure.stream import RequestRecord
 from labkit.settings import LoadPlan, RequestPlan, SampleSettings
 
 WARM_UP_TOKENS = 16

@@ -10,7 +10,8 @@ import httpx
 
 from labkit.engine.http import http_client
 from labkit.errors import ParameterError, PlanError
-from labkit.measure.client import Clock, RequestRecord, Stream, count_tokens, stream_request
+from labkit.measure.client import count_tokens, stream_request
+from labkit.measure.stream import Clock, RequestRecord, Stream
 from labkit.measure.wire import StampingTransport
 from labkit.settings import After, LoadPlan, RequestPlan
 

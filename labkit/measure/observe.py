@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from labkit.engine.http import http_client
-from labkit.measure.client import Clock
+from labkit.measure.stream import Clock
 from labkit.settings import SampleSettings
 
 

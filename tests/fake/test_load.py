@@ -15,9 +15,9 @@ import pytest
 import labkit as lab
 from labkit.engine.ready import Effective
 from labkit.errors import RecordError
-from labkit.measure.client import RequestRecord
 from labkit.measure.load import Load
 from labkit.measure.observe import SlotSampler
+from labkit.measure.stream import RequestRecord
 from labkit.settings import After
 from tests.fake.server import Exchange, FakeServer
 

