@@ -62,10 +62,10 @@ def _one_joined(view: LateView, arm: ArmView) -> tuple[str, str, str]:
         return UNDECIDED, f"the sources contradict each other: {_contradiction(view, slots)}", ANOTHER_SERVER
     if streams == JOINED:
         return JOINED, f"A went on decoding after {view.label}'s first token: both were in the same steps", ""
+    if streams == UNDECIDED and view.surely_after is None:
+        return UNDECIDED, "the server gives no timings of A to check the order of arrival with", "a newer build"
     if streams == UNDECIDED:
-        why = (
-            f"A had only about {view.tokens_after} tokens left at {view.label}'s first one: too few to rule out chance"
-        )
+        why = f"A had about {view.tokens_after} tokens left at {view.label}'s first one: too few to rule out chance"
         return UNDECIDED, why, MORE_TOKENS
     return _kept_out(view, arm, slots)
 

@@ -185,7 +185,7 @@ def test_pings_are_signs_of_life() -> None:
         await exchange.token()
         await exchange.finish()
 
-    records, _ = serve(lambda server: load(server, plan({}, stall_timeout_s=0.8)), chat=pinging)
+    records, _ = serve(lambda server: load(server, plan({}, stall_timeout_s=1.2)), chat=pinging)
     assert (records[0].outcome, records[0].pings, records[0].tokens) == ("completed", 8, 1)
 
 
