@@ -6,7 +6,7 @@ from typing import Any
 
 from labkit.analyze.frames import RunFrames, known
 from labkit.analyze.lanes import seconds_text
-from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, colours, finished, nothing_to_draw
+from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, colours, finish, nothing_to_draw
 from labkit.analyze.thinning import MAX_MARKS, thinned, thinning_note
 
 
@@ -27,9 +27,8 @@ def tokens_over_time(frames: RunFrames, *, title: str, subtitle: list[str]) -> A
         return nothing_to_draw(alt, title, subtitle)
     datasets = Datasets()
     panels = [_Tokens(alt, frames, arm, datasets).panel(first=arm == frames.arms[0]) for arm in frames.arms]
-    return finished(
-        alt.hconcat(*panels, spacing=26), datasets, title, [*subtitle, "▲ the request was sent", *thinning_note(frames)]
-    )
+    look = finish(title, [*subtitle, "▲ the request was sent", *thinning_note(frames)])
+    return alt.hconcat(*panels, spacing=26, datasets=dict(datasets), **look)
 
 
 class _Tokens:
@@ -66,7 +65,8 @@ class _Tokens:
         layers = [layer.encode(self.colour) for layer in (lines, sent)]
         layers += [layer.encode(self.colour, self.alt.Text("text:N")) for layer in (right, left)]
         name = {"text": self.name, "anchor": "start"}
-        return alt.layer(*layers).encode(x, y).properties(width=self.width, height=260, title=name)
+        encoding = alt.Encoding(x=x, y=y)
+        return alt.layer(*self.datasets.drawn(layers), encoding=encoding, width=self.width, height=260, title=name)
 
     def _steps(self) -> list[dict[str, Any]]:
         return [
@@ -109,9 +109,10 @@ def inter_token_gaps(frames: RunFrames, *, label: str = "A", title: str, subtitl
         return nothing_to_draw(alt, title, subtitle)
     datasets = Datasets()
     rows = [_Gaps(alt, frames, arm, label, datasets).row(last=arm == frames.arms[-1]) for arm in frames.arms]
-    chart = alt.vconcat(*rows, spacing=20).resolve_scale(x="shared", y="shared")
     legend = f"point: one token of {label} and the gap before it · band: the prefill of the request named in it"
-    return finished(chart, datasets, title, [*subtitle, legend, *thinning_note(frames)])
+    look = finish(title, [*subtitle, legend, *thinning_note(frames)])
+    resolve = {"scale": {"x": "shared", "y": "shared"}}
+    return alt.vconcat(*rows, spacing=20, resolve=resolve, datasets=dict(datasets), **look)
 
 
 class _Gaps:
@@ -146,7 +147,8 @@ class _Gaps:
         )
         layers = [self._bands(), self._median(), *self._points(), *self._words()]
         name = {"text": self.name, "anchor": "start", "frame": "bounds"}
-        return alt.layer(*layers).encode(x, y).properties(width=WIDTH - 20, height=190, title=name)
+        encoding = alt.Encoding(x=x, y=y)
+        return alt.layer(*self.datasets.drawn(layers), encoding=encoding, width=WIDTH - 20, height=190, title=name)
 
     def _bands(self) -> Any:
         rows = [

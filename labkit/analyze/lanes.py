@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from labkit.analyze.frames import FOREIGN, RunFrames, known
-from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, colours, finished, nothing_to_draw
+from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, colours, finish, nothing_to_draw
 from labkit.analyze.thinning import poll_spans, thinned, thinning_note
 
 if TYPE_CHECKING:
@@ -43,8 +43,9 @@ def slot_lanes(frames: RunFrames, *, title: str, subtitle: list[str]) -> Any:
     arms = [_Arm(frames, arm, end_s, datasets).chart(alt, last=arm == frames.arms[-1]) for arm in frames.arms]
     legend = "outline: waits · solid: prefill · tint: decode · tick: a token reaches the client"
     strip = "strip under a lane: what /slots said, filled = progress of this very task, hollow = busy without any"
-    chart = alt.vconcat(*arms, spacing=22).resolve_scale(x="shared")
-    return finished(chart, datasets, title, [*subtitle, legend, strip, *thinning_note(frames)])
+    look = finish(title, [*subtitle, legend, strip, *thinning_note(frames)])
+    resolve = {"scale": {"x": "shared"}}
+    return alt.vconcat(*arms, spacing=22, resolve=resolve, datasets=dict(datasets), **look)
 
 
 class _Arm:
@@ -93,8 +94,9 @@ class _Arm:
         ]
         height = int(QUEUE_PX * (1 + len(self.deferred)) + LANE_PX * len(self.slots))
         name = {"text": self.frames.arm_name(self.arm), "anchor": "start", "frame": "bounds"}
-        encoding = [self._x(), self._y()]  # once for all layers: Altair copies what is in each of them
-        return alt.layer(*layers).encode(*encoding).properties(width=WIDTH, height=height, title=name)
+        # axes once for all layers: Altair copies what is in each of them
+        encoding = alt.Encoding(x=self._x(), y=self._y())
+        return alt.layer(*self.datasets.drawn(layers), encoding=encoding, width=WIDTH, height=height, title=name)
 
     def _x(self) -> Any:
         shown = {} if self.last else {"labels": False, "ticks": False, "domain": False}

@@ -42,47 +42,52 @@ class Datasets(dict[str, list[dict[str, Any]]]):
         self[name] = rows
         return alt.Chart(alt.NamedData(name))
 
+    def drawn(self, layers: list[Any]) -> list[Any]:
+        """Return the layers that have rows to draw; one of none would be left."""
+        return [layer for layer in layers if self[layer.data.name]] or layers[:1]
 
-def finished(chart: Any, datasets: Datasets, title: str, subtitle: list[str]) -> Any:
-    """Return the chart with its rows, its title and the look all pictures share."""
-    styled = (
-        chart.properties(
-            title={
-                "text": title,
-                "subtitle": subtitle,
-                "anchor": "start",
-                "frame": "bounds",
-                "fontSize": 18,
-                "subtitleFontSize": 12.5,
-                "subtitleColor": QUIET_INK,
-                "color": INK,
-                "offset": 14,
-                "subtitlePadding": 5,
-                "subtitleLineHeight": 17,
+
+def finish(title: str, subtitle: list[str]) -> dict[str, Any]:
+    """Return the arguments of a chart that give it its title and the look all pictures share.
+
+    Arguments, not methods: every method of an Altair chart copies the whole chart.
+    """
+    return {
+        "title": {
+            "text": title,
+            "subtitle": subtitle,
+            "anchor": "start",
+            "frame": "bounds",
+            "fontSize": 18,
+            "subtitleFontSize": 12.5,
+            "subtitleColor": QUIET_INK,
+            "color": INK,
+            "offset": 14,
+            "subtitlePadding": 5,
+            "subtitleLineHeight": 17,
+        },
+        "background": "white",
+        "padding": {"left": 12, "top": 12, "right": 16, "bottom": 10},
+        "config": {
+            "view": {"stroke": None},
+            "axis": {
+                "labelFontSize": 12,
+                "titleFontSize": 12.5,
+                "labelColor": INK,
+                "titleColor": QUIET_INK,
+                "titleFontWeight": "normal",
+                "gridColor": RULE,
+                "domainColor": "#9AA0A6",
+                "tickColor": "#9AA0A6",
             },
-            background="white",
-            padding={"left": 12, "top": 12, "right": 16, "bottom": 10},
-        )
-        .configure_view(stroke=None)
-        .configure_axis(
-            labelFontSize=12,
-            titleFontSize=12.5,
-            labelColor=INK,
-            titleColor=QUIET_INK,
-            titleFontWeight="normal",
-            gridColor=RULE,
-            domainColor="#9AA0A6",
-            tickColor="#9AA0A6",
-        )
-        .configure_title(fontSize=14, color=INK)
-    )
-    styled.datasets = dict(datasets)
-    return styled
+            "title": {"fontSize": 14, "color": INK},
+        },
+    }
 
 
 def nothing_to_draw(alt: Any, title: str, subtitle: list[str]) -> Any:
     """Return a chart that says that there is nothing to draw, for a run that ended before its first token."""
     datasets = Datasets()
     text = datasets.chart(alt, [{"text": "no request got a token: nothing to draw"}])
-    chart = text.mark_text(fontSize=15, color=QUIET_INK).encode(text="text:N").properties(width=WIDTH, height=80)
-    return finished(chart, datasets, title, subtitle)
+    words = text.mark_text(fontSize=15, color=QUIET_INK).encode(text="text:N")
+    return alt.layer(words, width=WIDTH, height=80, datasets=dict(datasets), **finish(title, subtitle))

@@ -61,7 +61,7 @@ async def until_ready(server: Server, limit_s: float, say: Callable[[str], None]
     """Wait on /health and on the process: a server that dies is reported at once.
 
     Args:
-        server: just started; gets its startup_s.
+        server: just started.
         limit_s: how long it may take.
         say: gets a progress line every few seconds.
 
@@ -79,7 +79,6 @@ async def until_ready(server: Server, limit_s: float, say: Callable[[str], None]
                 raise _died(server)
             state = await _health(client, server.base_url)
             if state == "ready":
-                server.startup_s = elapsed_s
                 return
             if elapsed_s > limit_s:
                 raise _never_ready(server, state, limit_s)

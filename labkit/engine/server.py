@@ -8,6 +8,7 @@ import os
 import secrets
 import shlex
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -118,9 +119,11 @@ async def start_server(
     key = _key_for(settings)
     tries = 3 if settings.port is None else 1
     for attempt in range(tries):
+        ordered = time.monotonic()
         server = _spawn(settings, model, key, log_path, lock_timeout_s)
         try:
             await until_ready(server, load_timeout_s, say)
+            server.startup_s = time.monotonic() - ordered
             await identify(server)
         except (PortInUseError, IdentityError):
             server.stop()

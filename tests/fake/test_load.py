@@ -279,7 +279,7 @@ def measure(tmp_path: Path, before: Callable[[lab.Run], None] = lambda run: None
         sampling = lab.SampleSettings(poll_hz=50, timeout_s=0.2)
         await lab.measure_arm(
             lab_server(server),
-            plan({}, stall_timeout_s=0.6),
+            plan({}, stall_timeout_s=0.9),
             run=run,
             arm="treatment",
             sampling=sampling,
