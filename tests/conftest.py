@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 import labkit
@@ -18,6 +19,14 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("LLAMA_", "LABKIT_API_KEY", "LABKIT_MODEL")):
             monkeypatch.delenv(name)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from labkit.analyze import readings
 from labkit.errors import PlanError
 from labkit.measure.load import Load
 from labkit.measure.observe import SlotSampler
+from tests.conftest import ended
 from tests.live.lab import TOY, quiet, run_late_arrival
 
 pytestmark = pytest.mark.live
@@ -115,7 +116,7 @@ def test_a_server_killed_in_mid_run_is_inconclusive_and_what_was_seen_is_kept(
     data = lab.read_run(run.folder)
     assert len(data.tokens) > 50
     assert data.run["arms"]["treatment"]["server_alive"] is False
-    assert not psutil.pid_exists(pids[0])
+    assert ended(pids[0])
 
 
 def test_a_context_too_small_for_the_plan_is_refused_before_the_load(tmp_path: Path) -> None:

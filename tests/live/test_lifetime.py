@@ -16,6 +16,8 @@ import psutil
 import pytest
 from jupyter_client import KernelManager
 
+from tests.conftest import ended
+
 pytestmark = pytest.mark.live
 PROMISE_S = 5.0
 
@@ -46,7 +48,7 @@ def server_pid(folder: Path, limit_s: float = 60.0) -> int:
 def outlived_s(pid: int) -> float:
     """Return how long a server went on; fails after twice the promise."""
     started = time.monotonic()
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+    while not ended(pid):
         assert time.monotonic() - started < 2 * PROMISE_S, f"server {pid} still runs"
         time.sleep(0.02)
     return time.monotonic() - started
