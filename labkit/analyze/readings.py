@@ -128,7 +128,18 @@ def concurrency_reading(frames: RunFrames, arm: str) -> str:
     text = f"{len(requests)} requests sent, at most {in_flight} in flight at once, at most {busy} slots busy in a poll."
     if len(requests) > 1 and in_flight == 1:
         return f"{text} The client sent one at a time: this says nothing about the server's slots."
-    return " ".join([text, *_pinned_sentences(frames, arm)])
+    return " ".join([text, *_cells_sentence(frames, arm), *_pinned_sentences(frames, arm)])
+
+
+def _cells_sentence(frames: RunFrames, arm: str) -> list[str]:
+    """Say how many KV cells the busy slots held at most, beside the pool; builds before b10156 don't tell."""
+    slots = frames.slots[(frames.slots["arm"] == arm) & frames.slots["busy"].fillna(False)]
+    most = slots.groupby("poll")["n_cells"].sum(min_count=1).max()
+    if not known(most):
+        return []
+    effective = (frames.facts(arm).get("server") or {}).get("effective") or {}
+    pool = f" of {effective['pool_cells']:,}" if effective.get("pool_cells") else ""
+    return [f"Busy slots held at most {int(most):,}{pool} KV cells."]
 
 
 def _pinned_sentences(frames: RunFrames, arm: str) -> list[str]:

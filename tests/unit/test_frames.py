@@ -112,6 +112,17 @@ def test_a_sequential_client_is_told_from_a_server_that_does_not_batch() -> None
     assert "one at a time" not in readings.concurrency_reading(both(), "treatment")
 
 
+def test_the_peak_of_live_cells_stands_beside_the_pool() -> None:
+    data = recorded(treatment=Scenario())
+    assert "Busy slots held at most 100 of 4,096 KV cells." in readings.concurrency_reading(
+        lab.RunFrames(data), "treatment"
+    )
+    for poll in data.slots:
+        for slot in poll["slots"]:
+            slot["n_cells"] = None
+    assert "KV cells" not in readings.concurrency_reading(lab.RunFrames(data), "treatment")
+
+
 def test_overlap_counts_spans_that_touch_as_one_after_the_other() -> None:
     assert max_overlap([(0, 1), (1, 2)]) == 1
     assert max_overlap([(0, 2), (1, 3), (1.5, 4)]) == 3
