@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,11 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("LLAMA_", "LABKIT_API_KEY", "LABKIT_MODEL")):
             monkeypatch.delenv(name)
+
+
+def heed_interrupts() -> None:
+    """As preexec_fn: a shell's background jobs ignore SIGINT, and their children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def ended(pid: int) -> bool:

@@ -28,7 +28,7 @@ from labkit.errors import (
     ServerDiedError,
     ServerNotReadyError,
 )
-from tests.conftest import DATA, ended
+from tests.conftest import DATA, ended, heed_interrupts
 
 Start = Callable[..., ServerProcess]
 PROMISE_S = 5.0  # no server outlives its kernel by more
@@ -141,16 +141,24 @@ time.sleep(60)
 def test_no_server_outlives_the_process_that_asked_for_it(tmp_path: Path, how: signal.Signals, script: str) -> None:
     code = PARENT.format(lock=str(tmp_path / "l"), script=script, log=str(tmp_path / "log"))
     parent = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=heed_interrupts,
     )
     assert parent.stdout is not None
-    with parent.stdout:
-        pid = int(parent.stdout.readline())
-    if script == STUBBORN:
-        until(lambda: "on" in (tmp_path / "log").read_text())
-    parent.send_signal(how)
-    parent.wait(10)
-    assert gone(pid, 10) < PROMISE_S
+    try:
+        with parent.stdout:
+            pid = int(parent.stdout.readline())
+        if script == STUBBORN:
+            until(lambda: "on" in (tmp_path / "log").read_text())
+        parent.send_signal(how)
+        parent.wait(10)
+        assert gone(pid, 10) < PROMISE_S
+    finally:
+        parent.kill()
+        parent.wait(10)
 
 
 def test_a_killed_supervisor_takes_its_server_along(start: Start) -> None:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from jupyter_client import KernelManager
 
-from tests.conftest import ended
+from tests.conftest import ended, heed_interrupts
 
 pytestmark = pytest.mark.live
 PROMISE_S = 5.0
@@ -118,7 +118,9 @@ def test_a_signal_to_papermill_ends_the_server(tmp_path: Path, how: signal.Signa
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(notebook, tmp_path / "in.ipynb")
     command = [sys.executable, "-m", "papermill", str(tmp_path / "in.ipynb"), str(tmp_path / "out.ipynb")]
-    papermill = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    papermill = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=heed_interrupts
+    )
     try:
         pid = server_pid(tmp_path)
         papermill.send_signal(how)
