@@ -37,7 +37,8 @@ class LabError(Exception):
     def __str__(self) -> str:
         reason = f": {self.why}" if self.why else ""
         remedy = f" Try: {self.hint}" if self.hint else ""
-        return f"{self.what}{reason}.{remedy}"
+        sentence = f"{self.what}{reason}"
+        return sentence + ("" if sentence.endswith("?") else ".") + remedy
 
     def __reduce__(self) -> tuple[object, ...]:
         # keyword-only arguments don't survive the default pickling of exceptions

@@ -255,6 +255,8 @@ class RunFrames:
         prefills = self.phases[self.phases["phase"] == "prefill"]
         for (arm, label), stream in self.tokens.groupby(["arm", "label"]):
             median_s = stream["gap_s"].median()
+            if not known(median_s) or median_s <= 0:
+                continue  # its tokens came bunched, several in one read: single gaps mean nothing
             others = prefills[(prefills["arm"] == arm) & (prefills["label"] != label)]
             for gap in stream[stream["gap_s"] > STALL_FACTOR * median_s].itertuples():
                 start_s, end_s = float(gap.t_s) - float(gap.gap_s), float(gap.t_s)

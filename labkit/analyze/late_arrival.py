@@ -104,8 +104,8 @@ def _kept_out(view: LateView, arm: ArmView, slots: str) -> tuple[str, str, str]:
     if view.prefilled_beside:
         return UNDECIDED, f"{view.label}'s prompt was being processed when A ended", MORE_TOKENS
     if slots == KEPT_OUT:
-        why = f"{view.label} owned a slot while A decoded {view.chance_tokens} tokens, and got none until A ended"
-        return KEPT_OUT, why, ""
+        chance = f"{view.label} owned a slot while A decoded at least {view.chance_tokens} tokens"
+        return KEPT_OUT, f"{chance}, and got none until A ended", ""
     if view.polls_owned == 0 and view.polls_waiting >= MIN_POLLS:
         why = f"{view.label} was on no slot in {view.polls_waiting} polls while A decoded: something held it before"
         return UNDECIDED, why, "look at what stands between client and server, threads_http for one"
@@ -157,11 +157,8 @@ def _joined_check(answer: Answer, view: ArmView) -> Check:
 
 def _because_check(treatment: Answer, control: Answer, difference: str) -> Check:
     if treatment.what != JOINED:
-        return _because(
-            NOT_TESTED,
-            control.observed,
-            "the late request was not seen to join, so there is nothing to explain",
-        )
+        what = "did not join" if treatment.what == KEPT_OUT else "can't be said to have joined"
+        return _because(NOT_TESTED, control.observed, f"the late request {what}, so there is nothing to explain")
     if difference:
         return _because(
             INCONCLUSIVE, control.observed, f"the arms differ in more than continuous batching: {difference}"

@@ -187,10 +187,9 @@ class ArmRows:
                 "run it again; the run folder says how far it came",
             )
         if not self.facts.get("server_alive", True):
-            return (
-                f"the server of the {self.name} arm ended in the middle of the run",
-                "the end of its log says why",
-            )
+            how = self.facts.get("server_exit") or "ended"
+            why = f"the server of the {self.name} arm {how} in the middle of the run"
+            return why, f"run it again; its log is server-{self.name}.log"
         return None
 
     def _whole(self, label: str) -> bool:

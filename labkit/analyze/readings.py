@@ -65,6 +65,10 @@ def gaps_reading(frames: RunFrames) -> str:
     for arm in frames.arms:
         stalls = frames.stalls[(frames.stalls["arm"] == arm) & (frames.stalls["label"] == "A")]
         name = frames.arm_name(arm)
+        of_a = frames.tokens[(frames.tokens["arm"] == arm) & (frames.tokens["label"] == "A")]
+        if len(of_a) > 1 and of_a["gap_s"].median() <= 0:
+            sentences.append(f"With {name}, A's tokens came bunched, several in one read: single gaps can't be told.")
+            continue
         if stalls.empty:
             sentences.append(f"With {name}, no prefill of another request falls into A's stream.")
         for cause, group in stalls.groupby("cause"):
@@ -80,7 +84,7 @@ def gaps_reading(frames: RunFrames) -> str:
 def naive_reading(naive: NaiveCriteria | None) -> str:
     """Say what the naive criteria claimed where nothing had joined."""
     if naive is None or not naive.polls:
-        return "There is no control arm with polls to try the naive criteria on."
+        return "No control arm ran to its end with batching off and polls: nothing to try the naive criteria on."
     share = f"{naive.other_progress / naive.polls:.0%}"
     said = (
         f'The article\'s criterion says "batched" in {naive.other_progress} ({share}): this build still shows the'
@@ -89,7 +93,7 @@ def naive_reading(naive: NaiveCriteria | None) -> str:
         else "The article's criterion says \"batched\" in none: this build clears a finished task's counters."
     )
     return (
-        f"Without continuous batching, in {naive.polls} polls in which the late request had no token at all:"
+        f"Without continuous batching, in {naive.polls} polls in which no late request had a token:"
         f' "two slots are busy" is true in {naive.two_busy} ({naive.two_busy / naive.polls:.0%}). {said}'
         " Busy is not batched."
     )
@@ -106,7 +110,9 @@ def prediction_reading(frames: RunFrames, predicted: int) -> str:
     for arm in frames.arms:
         rows = ArmRows(frames.data, arm)
         first_s = rows.requests.get("B", {}).get("first_token_s")
-        if first_s is not None:
+        if first_s is not None and rows.requests.get("A", {}).get("outcome") not in ("completed", "slot_limit"):
+            measured.append(f"cut short with {frames.arm_name(arm)}")
+        elif first_s is not None:
             measured.append(f"{rows.tokens_after(first_s)} with {frames.arm_name(arm)}")
     found = ", ".join(measured) or "nothing: B got no token"
     return f"Predicted: A gets {predicted} tokens after B's first one. Measured: {found}."

@@ -45,10 +45,10 @@ def read_facts(path: Path) -> GgufFacts:
 
     try:
         reader = GGUFReader(path)
-    except Exception as error:  # the reader raises whatever numpy or struct raise on what it finds
+    except Exception:  # the reader raises whatever numpy or struct raise on what it finds
         raise ModelError(
             f"{path.name} is a damaged or truncated GGUF file",
-            why=f"{type(error).__name__} while reading its header and tensors",
+            why=f"what its header announces does not fit into its {path.stat().st_size:,} bytes",
             hint="fetch the file again and compare its size",
         ) from None
     return facts_from(reader)

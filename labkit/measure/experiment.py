@@ -77,6 +77,8 @@ class _Arm:
             self._load = Load(plan, keep_text=keep_text, **self._load_arguments())
             records = await self._watched(self._load, sampler)
             self.run.note(self.name, load_end_s=self.run.clock(), server_alive=self.server.alive)
+            if not self.server.alive:
+                self.run.note(self.name, server_exit=self.server.process.exit_text)
             # the next arm must not start while this one's tasks still run
             idle_after_s = await sampler.until_idle(IDLE_LIMIT_S if self.server.alive else 0.0)
             self.run.note(self.name, idle_after_s=idle_after_s)

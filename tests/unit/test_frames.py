@@ -67,6 +67,21 @@ def test_a_stall_is_a_gap_that_anothers_prefill_makes() -> None:
     assert stall["median_gap_s"] == pytest.approx(STEP_S)
 
 
+def test_a_stream_that_comes_bunched_has_no_single_gaps() -> None:
+    data = recorded(treatment=Scenario())
+    for number, token in enumerate(data.tokens):
+        token["at_s"] = 0.5 * (number // 20)
+    frames = lab.RunFrames(data)
+    assert frames.stalls.empty
+    assert "came bunched" in readings.gaps_reading(frames)
+
+
+def test_a_stream_that_was_cut_short_is_not_held_against_the_prediction() -> None:
+    data = recorded(treatment=Scenario())
+    data.requests[0]["outcome"] = "disconnected"
+    assert "cut short with continuous batching on" in readings.prediction_reading(lab.RunFrames(data), 40)
+
+
 def test_slots_are_named_by_the_request_on_them() -> None:
     slots = lab.RunFrames(recorded(treatment=Scenario(foreign=True, slots=3))).slots
     assert set(slots["label"].dropna()) == {"A", "B", "foreign"}
@@ -144,7 +159,7 @@ def test_the_naive_reading_is_worded_from_what_was_measured() -> None:
     cleared = lab.naive_criteria(recorded(control=Scenario(joins=False, stale=False)))
     assert "(100%): this build still shows" in readings.naive_reading(stale)
     assert "in none: this build clears" in readings.naive_reading(cleared)
-    assert "no control arm" in readings.naive_reading(None)
+    assert "No control arm" in readings.naive_reading(None)
 
 
 def test_readings_of_a_run_that_saw_nothing_say_so() -> None:

@@ -89,7 +89,7 @@ def fail_b(data: RunData) -> None:
 
 
 def kill_server(data: RunData) -> None:
-    data.run["arms"]["treatment"]["server_alive"] = False
+    data.run["arms"]["treatment"].update(server_alive=False, server_exit="was ended by signal 9")
 
 
 def stop_half_way(data: RunData) -> None:
@@ -117,7 +117,7 @@ def no_token_of_a(data: RunData) -> None:
     [
         (drop_b, "B was never sent: A was over"),
         (fail_b, "B ended as server_error: Context size"),
-        (kill_server, "ended in the middle"),
+        (kill_server, "was ended by signal 9 in the middle of the run"),
         (stop_half_way, "did not run to its end"),
         (one_slot, "slots = 1"),
         (never_quiet, "not idle before the load"),
