@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from labkit.analyze.freshness import fresh_progress
-from labkit.analyze.late_view import RunRows, timing
+from labkit.analyze.late_view import ArmRows, RunRows, timing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,6 +132,14 @@ class RunFrames:
     def _label_of(self) -> dict[tuple[str, int], str]:
         return {(row["arm"], row["seed"]): row["label"] for row in self._mine}
 
+    @cached_property
+    def _rows(self) -> dict[str, ArmRows]:
+        return {arm: ArmRows(self.data, arm) for arm in self.arms}
+
+    def rows(self, arm: str) -> ArmRows:
+        """Return one arm's rows, read once: its polls and what is fresh in them serve frames and readings."""
+        return self._rows[arm]
+
     def facts(self, arm: str) -> dict[str, Any]:
         """Return what run.json says of one arm."""
         return dict(self.data.run["arms"].get(arm, {}))
@@ -190,9 +197,8 @@ class RunFrames:
         return tidy([row for arm in self.arms for row in self._slot_rows(arm)], SLOTS)
 
     def _slot_rows(self, arm: str) -> list[dict[str, Any]]:
-        polls = [row for row in self.data.slots if row["arm"] == arm and row["slots"] is not None]
-        rows = []
-        for number, (poll, fresh) in enumerate(zip(polls, fresh_progress(polls), strict=True)):
+        mine, rows = self.rows(arm), []
+        for number, (poll, fresh) in enumerate(zip(mine.polls, mine.fresh, strict=True)):
             times = {
                 "sent_s": self._since(arm, poll["sent_s"]),
                 "received_s": self._since(arm, poll["received_s"]),

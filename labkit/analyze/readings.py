@@ -33,7 +33,7 @@ def lanes_reading(frames: RunFrames) -> str:
     """Say, for each arm, when the late requests got their first token and what A did by then."""
     sentences = []
     for arm in frames.arms:
-        rows, name = ArmRows(frames.data, arm), frames.arm_name(arm)
+        rows, name = frames.rows(arm), frames.arm_name(arm)
         for label, request in rows.requests.items():
             if label != "A":
                 sentences.append(_late_sentence(rows, name, label, request))
@@ -108,7 +108,7 @@ def prediction_reading(frames: RunFrames, predicted: int) -> str:
     """
     measured = []
     for arm in frames.arms:
-        rows = ArmRows(frames.data, arm)
+        rows = frames.rows(arm)
         first_s = rows.requests.get("B", {}).get("first_token_s")
         if first_s is not None and rows.requests.get("A", {}).get("outcome") not in ("completed", "slot_limit"):
             measured.append(f"cut short with {frames.arm_name(arm)}")
