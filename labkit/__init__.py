@@ -19,19 +19,24 @@ if TYPE_CHECKING:
     from labkit.analyze.late_arrival import judge_late_arrival
     from labkit.analyze.naive import naive_criteria
     from labkit.analyze.verdict import Check, Verdict
+    from labkit.engine.attach import attach_server
     from labkit.engine.models import resolve_model
-    from labkit.engine.server import Server, start_server
+    from labkit.engine.open import open_server
+    from labkit.engine.server import Server
+    from labkit.engine.start import start_server
     from labkit.errors import LabError
     from labkit.measure.experiment import measure_arm
     from labkit.measure.late_arrival import late_arrival_plan
     from labkit.measure.record import Run, open_run, read_run
+    from labkit.present.doctor import doctor
     from labkit.present.headline import Headline, repeat_command
     from labkit.present.parameters import parameters
     from labkit.present.show import read_out, show, table
-    from labkit.settings import LateArrival, LoadPlan, RequestPlan, SampleSettings, ServerSettings
+    from labkit.settings import AttachSettings, LateArrival, LoadPlan, RequestPlan, SampleSettings, ServerSettings
 
 # name: module that has it; a colon at the end: the module itself
 _HOME = {
+    "AttachSettings": "settings",
     "Check": "analyze.verdict",
     "Headline": "present.headline",
     "LabError": "errors",
@@ -44,12 +49,15 @@ _HOME = {
     "Server": "engine.server",
     "ServerSettings": "settings",
     "Verdict": "analyze.verdict",
+    "attach_server": "engine.attach",
+    "doctor": "present.doctor",
     "inter_token_gaps": "analyze.charts",
     "judge_late_arrival": "analyze.late_arrival",
     "late_arrival_plan": "measure.late_arrival",
     "measure_arm": "measure.experiment",
     "naive_criteria": "analyze.naive",
     "open_run": "measure.record",
+    "open_server": "engine.open",
     "parameters": "present.parameters",
     "read_out": "present.show",
     "read_run": "measure.record",
@@ -59,12 +67,13 @@ _HOME = {
     "settings_table": "analyze.effective",
     "show": "present.show",
     "slot_lanes": "analyze.lanes",
-    "start_server": "engine.server",
+    "start_server": "engine.start",
     "table": "present.show",
     "tokens_over_time": "analyze.charts",
 }
 
 __all__ = [
+    "AttachSettings",
     "Check",
     "Headline",
     "LabError",
@@ -77,12 +86,15 @@ __all__ = [
     "Server",
     "ServerSettings",
     "Verdict",
+    "attach_server",
+    "doctor",
     "inter_token_gaps",
     "judge_late_arrival",
     "late_arrival_plan",
     "measure_arm",
     "naive_criteria",
     "open_run",
+    "open_server",
     "parameters",
     "read_out",
     "read_run",

@@ -93,8 +93,10 @@ class ServerSettings(Setting):
     `--parallel` and `--kv-unified`: tools/server/server.cpp).
     """
 
-    engine: str = Field("embedded", description="the wheel's own llama.cpp server")
-    model: str = Field("smollm2-135m", description="smollm2-135m, toy, or a path to a GGUF file")
+    engine: str = Field(
+        "embedded", description="the wheel's own llama.cpp server, a path to a llama-server, or a server's URL"
+    )
+    model: str = Field("smollm2-135m", description="smollm2-135m, toy, a path to a GGUF file, or hf:org/repo/file.gguf")
     parallel: Annotated[Whole, Field(ge=1, le=MAX_SLOTS)] | Literal["auto"] = Field(
         2,
         description="slots: requests that own a slot at once",
@@ -131,6 +133,15 @@ class ServerSettings(Setting):
     )
     slots_endpoint: Switch = Field(True, description="offer /slots")
     metrics_endpoint: Switch = Field(True, description="offer /metrics")
+
+
+class AttachSettings(Setting):
+    """What is allowed, and known, of a server that somebody else started; of no account for any other."""
+
+    allow_load: Switch = Field(False, description="may requests be sent to a server behind a URL?")
+    max_requests: Positive = Field(8, description="requests sent to it at most")
+    max_total_tokens: Positive = Field(4096, description="tokens it has to process at most, prompts and answers")
+    server_argv: str = Field("", description="its command line, if you know it: what its API does not tell")
 
 
 class After(Setting):
@@ -212,13 +223,15 @@ class SampleSettings(Setting):
     Args:
         poll_hz: polls of /slots per second.
         timeout_s: limit for one poll; until b10156 a reply waits for the end of the current decode step.
+        metrics_hz: scrapes of /metrics per second; 0: none.
     """
 
     poll_hz: float = Field(20.0, gt=0, le=1000, allow_inf_nan=False)
     timeout_s: Seconds = 5.0
+    metrics_hz: float = Field(2.0, ge=0, le=100, allow_inf_nan=False)
 
 
-class LateArrival(ServerSettings):
+class LateArrival(ServerSettings, AttachSettings):
     """Parameters of notebook 03_late_arrival."""
 
     a_tokens: Positive = Field(256, description="tokens that A, the early request, decodes")
@@ -277,9 +290,15 @@ class LateArrival(ServerSettings):
         values = self.model_dump(include=set(ServerSettings.model_fields)) | changes
         return ServerSettings(**values)
 
-    def limits(self) -> dict[str, float]:
-        """Return the limits on starting a server, as arguments of start_server()."""
-        return {"load_timeout_s": self.load_timeout_s}
+    @property
+    def attached(self) -> bool:
+        """Whether the engine is a URL: a server that somebody else started."""
+        return self.engine.lower().startswith(("http://", "https://"))
+
+    def limits(self) -> dict[str, Any]:
+        """Return the limits on starting, or attaching to, a server, as arguments of open_server()."""
+        attach = AttachSettings(**self.model_dump(include=set(AttachSettings.model_fields)))
+        return {"load_timeout_s": self.load_timeout_s, "attach": attach}
 
     def sampling(self) -> SampleSettings:
         """Return how the server is watched."""

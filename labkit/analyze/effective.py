@@ -25,6 +25,7 @@ def settings_table(server: dict[str, Any]) -> pd.DataFrame:
         server: an arm's `server` in run.json.
     """
     asked, effective = server["asked"], server["effective"] or {}
+    missing = "not known" if server.get("attached") else ""
     context = server["model"]["facts"].get("n_ctx_train")
     rows = [
         ("slots (--parallel)", asked["parallel"], effective.get("slots"), _slots_note(asked)),
@@ -41,13 +42,21 @@ def settings_table(server: dict[str, Any]) -> pd.DataFrame:
             pool_note(asked, effective),
         ),
         ("KV cells a slot may use", "", effective.get("slot_cells"), slot_note(effective, context)),
-        ("continuous batching", _on(asked["cont_batching"]), None, "no endpoint tells; the experiment does"),
+        (
+            "continuous batching",
+            _on(asked["cont_batching"]),
+            _on(effective.get("cont_batching")),
+            "no endpoint tells; the experiment does",
+        ),
         ("logical batch (--batch-size)", asked["batch_size"], effective.get("batch_size"), "tokens a step"),
         ("physical batch (--ubatch-size)", asked["ubatch_size"], effective.get("ubatch_size"), ""),
         ("compute threads", asked["threads"], None, "physical cores unless asked otherwise"),
     ]
     return tidy(
-        [dict(zip(SETTINGS, (name, _text(a, ""), _text(e, UNKNOWN), note), strict=True)) for name, a, e, note in rows],
+        [
+            dict(zip(SETTINGS, (name, _text(a, missing), _text(e, UNKNOWN), note), strict=True))
+            for name, a, e, note in rows
+        ],
         SETTINGS,
     )
 
@@ -55,7 +64,7 @@ def settings_table(server: dict[str, Any]) -> pd.DataFrame:
 def pool_note(asked: dict[str, Any], effective: dict[str, Any]) -> str:
     """Say how far the allocated cells are from the asked ones: the server pads to 256 (src/llama-context.cpp)."""
     pool = effective.get("pool_cells")
-    if not pool or pool == asked["ctx_size"]:
+    if not pool or not asked["ctx_size"] or pool == asked["ctx_size"]:
         return ""
     return f"asked {asked['ctx_size']:,}, allocated {pool:,} ({pool / asked['ctx_size'] - 1:+.0%} KV memory)"
 
@@ -63,7 +72,7 @@ def pool_note(asked: dict[str, Any], effective: dict[str, Any]) -> str:
 def mode_note(asked: dict[str, Any], effective: dict[str, Any]) -> str:
     """Say when the KV mode isn't the one asked for: without --parallel the server decides it alone."""
     got = effective.get("kv_unified")
-    if got is None or got == asked["kv_unified"]:
+    if None in (got, asked["kv_unified"]) or got == asked["kv_unified"]:
         return ""
     return f"you asked for {_mode(asked['kv_unified'])}, you got {_mode(got)}"
 
@@ -89,8 +98,8 @@ def _mode(kv_unified: bool | None) -> str | None:
     return None if kv_unified is None else "unified" if kv_unified else "split"
 
 
-def _on(switch: bool) -> str:
-    return "on" if switch else "off"
+def _on(switch: bool | None) -> str | None:
+    return None if switch is None else "on" if switch else "off"
 
 
 def _text(value: Any, missing: str) -> str:

@@ -60,6 +60,8 @@ def _one_joined(view: LateView, arm: ArmView) -> tuple[str, str, str]:
     streams, slots = _streams_say(view), _slots_say(view, arm)
     if {streams, slots} == {JOINED, KEPT_OUT} or (streams == JOINED and _hidden(view, arm)):
         return UNDECIDED, f"the sources contradict each other: {_contradiction(view, slots)}", ANOTHER_SERVER
+    if streams == JOINED and arm.attached and not view.polls_together:
+        return _several_servers(view, arm)
     if streams == JOINED:
         return JOINED, f"A went on decoding after {view.label}'s first token: both were in the same steps", ""
     if streams == UNDECIDED and view.surely_after is None:
@@ -68,6 +70,15 @@ def _one_joined(view: LateView, arm: ArmView) -> tuple[str, str, str]:
         why = f"A had about {view.tokens_after} tokens left at {view.label}'s first one: too few to rule out chance"
         return UNDECIDED, why, MORE_TOKENS
     return _kept_out(view, arm, slots)
+
+
+def _several_servers(view: LateView, arm: ArmView) -> tuple[str, str, str]:
+    """Doubt an order of tokens that two servers behind one address could have made."""
+    if not arm.slots_speak:
+        why = "/slots can't be read, and behind this address there may be several servers: each could serve one request"
+        return UNDECIDED, why, "the address of one llama-server that offers /slots, without a proxy between"
+    why = f"no poll of /slots showed A and {view.label} on one server at once: there may be several behind this address"
+    return UNDECIDED, why, "the address of one server; if it is one, a larger b_tokens or poll_hz"
 
 
 def _streams_say(view: LateView) -> str:
@@ -132,6 +143,9 @@ def judge_late_arrival(data: RunRows) -> Verdict:
     treatment_arm = ArmRows(data, TREATMENT)
     treatment = late_joined(view := treatment_arm.view())
     joined = _joined_check(treatment, view)
+    if treatment_arm.attached:
+        why = "its control needs the same server started without it, and a server that isn't ours is never restarted"
+        return Verdict((joined, _because(NOT_TESTED, "no control arm was run", why)))
     if not data.run.get("parameters", {}).get("control", True):
         return Verdict((joined, _because("not_tested", "no control arm was run", "the parameter control is off")))
     control_arm = ArmRows(data, CONTROL)

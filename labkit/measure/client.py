@@ -15,7 +15,8 @@ from labkit.settings import RequestPlan
 
 def request_body(plan: RequestPlan, model: str) -> dict[str, Any]:
     """Return the JSON body for a plan; fields are llama-server's (tools/server/README.md)."""
-    body = {
+    body: dict[str, Any] = {
+        "model": model,
         "seed": plan.seed,
         "temperature": plan.temperature,
         "ignore_eos": plan.ignore_eos,
@@ -28,7 +29,6 @@ def request_body(plan: RequestPlan, model: str) -> dict[str, Any]:
         return body | {"prompt": plan.prompt, "n_predict": plan.max_tokens}
     # verbose: the one way by which the chat endpoint tells the slot, in its last chunk
     return body | {
-        "model": model,
         "messages": [{"role": "user", "content": plan.prompt}],
         "max_tokens": plan.max_tokens,
         "verbose": True,
@@ -90,8 +90,13 @@ def _refuse(record: RequestRecord, body: str) -> None:
         record.outcome = "server_error" if (record.status or 0) >= 500 else "refused"
 
 
-async def count_tokens(client: httpx.AsyncClient, plan: RequestPlan) -> int:
+async def count_tokens(client: httpx.AsyncClient, plan: RequestPlan, model: str = "") -> int:
     """Ask the server how many tokens a request's prompt has, chat template included.
+
+    Args:
+        client: of http_client().
+        plan: the request.
+        model: what a router calls the model.
 
     Raises:
         ServerError: it doesn't say.
@@ -100,8 +105,8 @@ async def count_tokens(client: httpx.AsyncClient, plan: RequestPlan) -> int:
     try:
         if plan.endpoint == "chat":
             messages = [{"role": "user", "content": prompt}]
-            prompt = (await _post(client, "/apply-template", {"messages": messages}))["prompt"]
-        body = {"content": prompt, "add_special": True, "parse_special": True}
+            prompt = (await _post(client, "/apply-template", {"model": model, "messages": messages}))["prompt"]
+        body = {"model": model, "content": prompt, "add_special": True, "parse_special": True}
         return len((await _post(client, "/tokenize", body))["tokens"])
     except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
         raise ServerError("the server does not count tokens", why=f"{type(error).__name__}: {error}") from None

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+from labkit.engine.http import http_client, look
 from labkit.engine.server import Server
-from labkit.measure.load import Load, check_fit, prompt_tokens
+from labkit.measure.builds import traits_of
+from labkit.measure.load import Load, check_allowed, check_fit, prompt_tokens
+from labkit.measure.metrics import MetricsSampler
 from labkit.measure.observe import SlotSampler
 from labkit.measure.record import Run
 from labkit.measure.stream import RequestRecord
@@ -44,6 +48,7 @@ async def measure_arm(
         say: gets progress lines.
 
     Raises:
+        ParameterError: no load, or less load, may be put on the server.
         PlanError: the plan does not fit the server.
         RecordError: the run folder can't be written.
     """
@@ -58,43 +63,60 @@ class _Arm:
         self._say = say
         self.slots = (server.effective.slots if server.effective else None) or 1
         self._load: Load | None = None
+        self.traits = traits_of(None, [])
         self._last_slots: Any = None
 
     def say(self, text: str) -> None:
         self._say(f"{self.name}: {text}")
 
     async def measure(self, plan: LoadPlan, *, keep_text: bool) -> list[RequestRecord]:
-        if self.server.key:
-            self.run.hide(self.server.key.reveal())
-        self.run.note(self.name, server=self.server.describe(), planned=_planned(plan, keep_text=keep_text))
+        server = self.server
+        server.require_load_allowed()
+        if server.key:
+            self.run.hide(server.key.reveal())
+        self.run.note(self.name, server=server.describe(), planned=_planned(plan, keep_text=keep_text))
         await self._check_fit(plan)
-        self.say(f"warming {self.slots} slots")
-        await self._send(Load(warm_up_plan(self.slots, plan), warm_up=True, **self._load_arguments()))
+        if not server.attached:  # a server in use is warm, and every request on it needs a reason
+            self.say(f"warming {self.slots} slots")
+            await self._send(Load(warm_up_plan(self.slots, plan), warm_up=True, **self._load_arguments()))
         async with self._sampler() as sampler:
             quiet_after_s = await sampler.until_idle(IDLE_LIMIT_S)
+            self._note_traits()
             self.run.note(self.name, load_start_s=self.run.clock(), quiet_after_s=quiet_after_s)
             self.say(f"sending {len(plan.requests)} requests, watching /slots at {self.sampling.poll_hz:g} Hz")
             self._load = Load(plan, keep_text=keep_text, **self._load_arguments())
             records = await self._watched(self._load, sampler)
-            self.run.note(self.name, load_end_s=self.run.clock(), server_alive=self.server.alive)
-            if not self.server.alive:
-                self.run.note(self.name, server_exit=self.server.process.exit_text)
+            alive = await self._alive()
+            self.run.note(self.name, load_end_s=self.run.clock(), server_alive=alive)
+            if not alive:
+                self.run.note(self.name, server_exit=server.exit_text)
             # the next arm must not start while this one's tasks still run
-            idle_after_s = await sampler.until_idle(IDLE_LIMIT_S if self.server.alive else 0.0)
+            idle_after_s = await sampler.until_idle(IDLE_LIMIT_S if alive else 0.0)
             self.run.note(self.name, idle_after_s=idle_after_s)
-        self._say_end(records)
+        self._say_end(records, alive=alive)
         return records
+
+    async def _alive(self) -> bool:
+        """Whether the server is still there: its process if it is ours, else its /health."""
+        if not self.server.attached:
+            return self.server.alive
+        async with http_client(self.server.address, timeout_s=IDLE_LIMIT_S) as client:
+            return (await look(client, "/health")).status is not None
+
+    def _note_traits(self) -> None:
+        """Note what this build does otherwise than others, as far as rules and the idle slots tell."""
+        self.traits = traits_of(self.server.build.get("number"), self._last_slots or [])
+        self.run.note(self.name, traits=self.traits.describe())
 
     def _load_arguments(self) -> dict[str, Any]:
         return {
             "arm": self.name,
             "clock": self.run.clock,
             "keep": self.run.append,
-            "model": self.server.build["alias"],
         }
 
     def _sampler(self) -> SlotSampler:
-        return SlotSampler(self.server.base_url, self.server.headers, self.sampling, self.run.clock, self._keep_poll)
+        return SlotSampler(self.server.address, self.sampling, self.run.clock, self._keep_poll)
 
     def _keep_poll(self, row: dict[str, Any]) -> None:
         self.run.append("slots", {"arm": self.name} | row)
@@ -104,22 +126,48 @@ class _Arm:
                 self._load.note_alive()
 
     async def _send(self, load: Load) -> list[RequestRecord]:
-        return await load.run(self.server.base_url, self.server.headers)
+        return await load.run(self.server.address)
 
     async def _watched(self, load: Load, sampler: SlotSampler) -> list[RequestRecord]:
-        """Run the load with the sampler beside it; a sampler that fails (a full disk) fails the arm."""
-        watching = asyncio.create_task(sampler.run())
-        try:
-            return await self._send(load)
-        finally:
-            watching.cancel()
-            (result,) = await asyncio.gather(watching, return_exceptions=True)
-            if isinstance(result, Exception):
-                raise result
+        """Run the load with the samplers beside it; a sampler that fails (a full disk) fails the arm."""
+        async with self._metrics() as metrics:
+            watching = [asyncio.create_task(sampler.run())]
+            if metrics and await metrics.scrape():  # the state before, and whether it answers at all
+                watching.append(asyncio.create_task(metrics.run()))
+            try:
+                return await self._send(load)
+            finally:
+                for task in watching:
+                    task.cancel()
+                for result in await asyncio.gather(*watching, return_exceptions=True):
+                    if isinstance(result, Exception):
+                        raise result
+                if len(watching) > 1 and metrics:
+                    await metrics.scrape()
+
+    @asynccontextmanager
+    async def _metrics(self) -> AsyncIterator[MetricsSampler | None]:
+        if not self._may_scrape():
+            yield None
+            return
+        hz, clock = self.sampling.metrics_hz, self.run.clock
+        async with MetricsSampler(self.server.address, hz, clock, self._keep_metrics) as metrics:
+            yield metrics
+
+    def _may_scrape(self) -> bool:
+        """Whether /metrics may be asked: somebody else's monitoring must not lose what a scrape resets."""
+        effective = self.server.effective
+        offered = self.sampling.metrics_hz > 0 and not (effective and effective.metrics_endpoint is False)
+        return offered and (not self.server.attached or self.traits.scrape_resets_gauges.holds is False)
+
+    def _keep_metrics(self, row: dict[str, Any]) -> None:
+        self.run.append("metrics", {"arm": self.name} | row)
 
     async def _check_fit(self, plan: LoadPlan) -> None:
-        prompts = await prompt_tokens(self.server.base_url, self.server.headers, plan)
+        prompts = await prompt_tokens(self.server.address, plan)
         self.run.note(self.name, prompt_tokens=prompts)
+        if self.server.attach:
+            check_allowed(plan, prompts, self.server.attach)
         if (effective := self.server.effective) is not None:
             check_fit(
                 plan,
@@ -130,11 +178,10 @@ class _Arm:
                 kv_unified=effective.kv_unified,
             )
 
-    def _say_end(self, records: list[RequestRecord]) -> None:
-        if not self.server.alive:
-            self.say(
-                f"the server {self.server.process.exit_text} in the middle of the run; its log: {self.server.log_path}"
-            )
+    def _say_end(self, records: list[RequestRecord], *, alive: bool) -> None:
+        if not alive:
+            where = f"; its log: {self.server.log_path}" if self.server.log_path else ""
+            self.say(f"the server {self.server.exit_text} in the middle of the run{where}")
         self.say(", ".join(f"{record.label} {record.outcome}" for record in records))
 
 

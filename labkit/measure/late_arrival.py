@@ -28,8 +28,10 @@ async def late_arrival_plan(params: LateArrival, server: Server) -> LoadPlan:
         server: counts the tokens of a long late prompt.
 
     Raises:
-        ServerError: the server does not count tokens.
+        ParameterError: no load may be put on the server.
+        ServerError: it does not count tokens.
     """
+    server.require_load_allowed()  # counting tokens wakes a sleeping server
     draw = random.Random(params.seed)  # noqa: S311
     endpoint: Literal["chat", "completion"] = "chat" if server.model.facts.has_chat_template else "completion"
     labels = "ABCDEFGHI"[: params.n_late + 1]
@@ -56,9 +58,9 @@ async def late_arrival_plan(params: LateArrival, server: Server) -> LoadPlan:
 
 async def _lengthened(request: RequestPlan, tokens: int, server: Server) -> RequestPlan:
     """Return the request with filler words before its question, so that its prompt has about `tokens` tokens."""
-    async with http_client(server.base_url, headers=server.headers, timeout_s=30.0) as client:
-        bare = await count_tokens(client, request)
-        sample = await count_tokens(client, _filled(request, 200))
+    async with http_client(server.address, timeout_s=30.0) as client:
+        bare = await count_tokens(client, request, server.model_id)
+        sample = await count_tokens(client, _filled(request, 200), server.model_id)
         per_word = (sample - bare) / 200
         if per_word <= 0:
             raise ParameterError("late_prompt_tokens can't be met: this model's tokenizer swallows words")

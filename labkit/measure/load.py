@@ -8,12 +8,12 @@ from typing import Any
 
 import httpx
 
-from labkit.engine.http import http_client
+from labkit.engine.http import Address, http_client, trusted
 from labkit.errors import ParameterError, PlanError
 from labkit.measure.client import count_tokens, stream_request
 from labkit.measure.stream import Clock, RequestRecord, Stream
 from labkit.measure.wire import StampingTransport
-from labkit.settings import After, LoadPlan, RequestPlan
+from labkit.settings import After, AttachSettings, LoadPlan, RequestPlan
 
 _WATCH_EVERY_S = 0.25
 
@@ -61,7 +61,6 @@ class Load:
         arm: name of the arm, kept in every row.
         clock: seconds on the run's clock.
         keep: called with ("tokens" or "requests", row) as they happen.
-        model: the server's alias.
         keep_text: keep prompts and answers too.
         warm_up: mark the rows as warm-up, which no result counts.
     """
@@ -73,27 +72,26 @@ class Load:
         arm: str,
         clock: Clock,
         keep: Callable[[str, dict[str, Any]], None],
-        model: str,
         keep_text: bool = False,
         warm_up: bool = False,
     ) -> None:
-        self.plan, self.arm, self.clock, self.keep, self.model = plan, arm, clock, keep, model
+        self.plan, self.arm, self.clock, self.keep = plan, arm, clock, keep
         self.keep_text, self.warm_up = keep_text, warm_up
         self._progress = Progress()
         self._alive_s = clock()
         self._start_s = clock()
 
-    async def run(self, base_url: str, headers: dict[str, str]) -> list[RequestRecord]:
+    async def run(self, address: Address) -> list[RequestRecord]:
         """Send everything and return the records, in the plan's order; a failure is a record."""
         size = self.plan.max_connections or len(self.plan.requests)
-        transport = StampingTransport(connections=size, clock=self.clock)
+        tls = trusted() if address.base_url.lower().startswith("https") else None
+        transport = StampingTransport(connections=size, clock=self.clock, tls=tls)
         # no read or pool limit: a request may wait long for a slot; the watch below looks at progress
         timeout = httpx.Timeout(None, connect=10.0)
-        async with httpx.AsyncClient(
-            base_url=base_url, headers=headers, transport=transport, timeout=timeout, trust_env=False
-        ) as client:
+        async with http_client(address, timeout_s=timeout, transport=transport) as client:
             self._alive_s = self._start_s = self.clock()
-            tasks = [asyncio.create_task(self._one(client, request)) for request in self.plan.requests]
+            model = address.model_id
+            tasks = [asyncio.create_task(self._one(client, request, model)) for request in self.plan.requests]
             watch = asyncio.create_task(self._watch(tasks))
             try:
                 return await _all(tasks)
@@ -103,7 +101,7 @@ class Load:
                     task.cancel()
                 await asyncio.gather(watch, *tasks, return_exceptions=True)
 
-    async def _one(self, client: httpx.AsyncClient, request: RequestPlan) -> RequestRecord:
+    async def _one(self, client: httpx.AsyncClient, request: RequestPlan, model: str) -> RequestRecord:
         record = RequestRecord(
             arm=self.arm,
             label=request.label,
@@ -116,7 +114,7 @@ class Load:
         try:
             if await self._due(request, record):
                 record.planned_s = self.clock()
-                await stream_request(client, stream, model=self.model)
+                await stream_request(client, stream, model=model)
         except asyncio.CancelledError:
             if not self._stalled():
                 record.outcome = "cancelled"
@@ -191,14 +189,14 @@ async def _all(tasks: list[asyncio.Task[RequestRecord]]) -> list[RequestRecord]:
 # --- does the plan fit? -------------------------------------------------------------------------------
 
 
-async def prompt_tokens(base_url: str, headers: dict[str, str], plan: LoadPlan) -> dict[str, int]:
+async def prompt_tokens(address: Address, plan: LoadPlan) -> dict[str, int]:
     """Return each request's prompt length in tokens, as the server counts them, by label.
 
     Raises:
         ServerError: it doesn't count.
     """
-    async with http_client(base_url, headers=headers, timeout_s=30.0) as client:
-        return {request.label: await count_tokens(client, request) for request in plan.requests}
+    async with http_client(address, timeout_s=30.0) as client:
+        return {request.label: await count_tokens(client, request, address.model_id) for request in plan.requests}
 
 
 def check_fit(
@@ -243,6 +241,26 @@ def check_fit(
             why="an overflow would end every running request",
             hint=f"ctx_size = {_padded(at_once)}, or fewer tokens",
         )
+
+
+def check_allowed(plan: LoadPlan, prompts: dict[str, int], limits: AttachSettings) -> None:
+    """Refuse a load that is larger than what its user allowed on a server that isn't ours.
+
+    Args:
+        plan: the load.
+        prompts: prompt length in tokens by label.
+        limits: what is allowed.
+
+    Raises:
+        ParameterError: it is larger.
+    """
+    tokens = sum(prompts[request.label] + request.max_tokens for request in plan.requests)
+    for name, needed in (("max_requests", len(plan.requests)), ("max_total_tokens", tokens)):
+        if needed > getattr(limits, name):
+            raise ParameterError(
+                f"the load needs {name} = {needed}, {getattr(limits, name)} are allowed on a server that isn't ours",
+                hint=f"{name} = {needed}, or a smaller load",
+            )
 
 
 def _check_pins(plan: LoadPlan, slots: int | None) -> None:

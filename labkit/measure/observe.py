@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httpx
-
-from labkit.engine.http import http_client
+from labkit.engine.http import NOBODY, Address, Answer, http_client, look
 from labkit.measure.stream import Clock
 from labkit.settings import SampleSettings
 
@@ -60,17 +58,14 @@ class SlotSampler:
     """Polls /slots with a client of its own, so that watching never waits for the load's connections.
 
     Args:
-        base_url: the server.
-        headers: the server's key, if it has one.
+        address: of the server.
         settings: rate and limit of a poll.
         clock: seconds on the run's clock.
         keep: gets each poll's row.
     """
 
-    def __init__(
-        self, base_url: str, headers: dict[str, str], settings: SampleSettings, clock: Clock, keep: Any
-    ) -> None:
-        self._client = http_client(base_url, headers=headers, timeout_s=settings.timeout_s)
+    def __init__(self, address: Address, settings: SampleSettings, clock: Clock, keep: Any) -> None:
+        self._client = http_client(address, timeout_s=settings.timeout_s)
         self._interval_s = 1.0 / settings.poll_hz
         self._clock, self._keep = clock, keep
 
@@ -89,21 +84,16 @@ class SlotSampler:
             "error": None,
             "slots": None,
         }
-        try:
-            reply = await self._client.get("/slots")
-            row |= {"received_s": self._clock(), "status": reply.status_code}
-            if reply.status_code == 200:
-                row["slots"] = parse_slots(reply.json())
-            else:
-                row["error"] = _status_text(reply.status_code)
-        except httpx.TimeoutException:
-            row["error"] = "no answer within the limit"
-        except httpx.HTTPError as error:
-            row["error"] = type(error).__name__
-        except UnknownShapeError as error:
-            row["error"] = str(error)
-        except ValueError:
-            row["error"] = "the answer is not JSON"
+        answer = await look(self._client, "/slots")
+        if answer.status is not None:
+            row |= {"received_s": self._clock(), "status": answer.status}
+        if answer.json is None:
+            row["error"] = _text(answer)
+        else:
+            try:
+                row["slots"] = parse_slots(answer.json)
+            except UnknownShapeError as error:
+                row["error"] = str(error)
         self._keep(row)
         return row
 
@@ -121,15 +111,15 @@ class SlotSampler:
             row = await self.poll()
             if row["slots"] is not None and not any(slot["busy"] for slot in row["slots"]):
                 return self._clock() - started_s
-            if row["slots"] is None and (row["status"] is not None or row["error"] == "ConnectError"):
+            if row["slots"] is None and (row["status"] is not None or row["error"] == NOBODY):
                 return None  # disabled, unreadable or gone: waiting would not help
             await asyncio.sleep(self._interval_s)
         return None
 
 
-def _status_text(status: int) -> str:
-    if status == 501:
+def _text(answer: Answer) -> str:
+    if answer.status == 501:
         return "/slots is disabled on this server (started with --no-slots)"
-    if status in (401, 403):
-        return f"{status}: a key is needed for /slots"
-    return f"/slots answered {status}"
+    if answer.status in (401, 403):
+        return f"{answer.status}: a key is needed for /slots"
+    return answer.problem or f"/slots: {answer.text}"

@@ -21,7 +21,7 @@ from labkit.errors import ParameterError, RecordError
 from labkit.measure.provenance import provenance
 
 SCHEMA_VERSION = 1
-STREAMS = ("requests", "tokens", "slots")
+STREAMS = ("requests", "tokens", "slots", "metrics")
 REDACTED = "[redacted]"
 
 
@@ -210,6 +210,7 @@ class RunData:
     requests: list[dict[str, Any]] = field(default_factory=list)
     tokens: list[dict[str, Any]] = field(default_factory=list)
     slots: list[dict[str, Any]] = field(default_factory=list)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
 
 
 def read_run(folder: Path | str) -> RunData:

@@ -1,4 +1,4 @@
-"""Plain-HTTP connections that stamp bytes when they arrive, not when somebody gets round to parsing them.
+"""Connections that stamp bytes when they arrive, not when somebody gets round to parsing them.
 
 A stream of a thousand tokens a second keeps a client busy. If a time were taken where a token is parsed,
 a client that falls behind would give late times to early tokens, and A's backlog could seem to follow
@@ -9,6 +9,7 @@ shares it. httpcore lets its network be replaced; this one also saves half of a 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -83,6 +84,22 @@ class StampedStream(httpcore.AsyncNetworkStream):
     async def aclose(self) -> None:
         self._transport.abort()
 
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout):
+                transport = await loop.start_tls(
+                    self._transport, self._arrivals, ssl_context, server_hostname=server_hostname
+                )
+        except TimeoutError:
+            raise httpcore.ConnectTimeout from None
+        except OSError as error:  # an ssl.SSLError is one
+            raise httpcore.ConnectError(str(error)) from error
+        assert transport is not None
+        return StampedStream(transport, self._arrivals)
+
     def get_extra_info(self, info: str) -> Any:
         if info == "is_readable":  # httpcore asks it of idle connections: readable means closed
             return self._arrivals.over or bool(self._arrivals.reads)
@@ -122,18 +139,22 @@ class StampingBackend(httpcore.AsyncNetworkBackend):
 
 
 class StampingTransport(httpx.AsyncHTTPTransport):
-    """httpx's transport on stamped connections; plain HTTP only.
+    """httpx's transport on stamped connections.
 
     Args:
         connections: size of the pool.
         clock: seconds on the run's clock.
+        tls: what to trust, for https.
     """
 
-    def __init__(self, *, connections: int, clock: Callable[[], float]) -> None:
+    def __init__(self, *, connections: int, clock: Callable[[], float], tls: ssl.SSLContext | None = None) -> None:
         super().__init__(verify=False, trust_env=False)
         # httpx has no argument for httpcore's network_backend; its own pool holds no connection yet
         self._pool = httpcore.AsyncConnectionPool(
-            max_connections=connections, max_keepalive_connections=connections, network_backend=StampingBackend(clock)
+            ssl_context=tls,
+            max_connections=connections,
+            max_keepalive_connections=connections,
+            network_backend=StampingBackend(clock),
         )
 
 

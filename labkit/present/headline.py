@@ -79,11 +79,13 @@ def summary(fields: dict[str, Any], command: str) -> list[tuple[str, str]]:
     build, model, machine = server.get("build", {}), server.get("model", {}), fields["provenance"]
     engine = f"llama.cpp b{build.get('number', '?')} ({build.get('package', 'unknown')})"
     facts = model.get("facts", {})
-    file = f"{facts.get('name')} {facts.get('quantisation')}, sha256 {str(model.get('sha256'))[:12]}…"
+    digest = f"{model['sha256'][:12]}…" if model.get("sha256") else "unknown"
+    file = f"{facts.get('name')} {facts.get('quantisation') or ''}, sha256 {digest}".replace(" ,", ",")
     memory = machine["memory_bytes"] / 2**30
     gpus = ", ".join(gpu["name"] for gpu in machine["gpus"]) or "no NVIDIA GPU"
     hardware = f"{machine['cpu']}, {machine['cores']} cores, {memory:.0f} GiB, {gpus}; {machine['os']}"
-    return [("Engine and model", f"{engine} · {file}"), ("Hardware", hardware), ("Repeat it", command)]
+    where = "Hardware of the client" if server.get("attached") else "Hardware"
+    return [("Engine and model", f"{engine} · {file}"), (where, hardware), ("Repeat it", command)]
 
 
 def verdict_html(verdict: Verdict, lines: list[tuple[str, str]]) -> str:

@@ -45,8 +45,8 @@ async def by_kit(server: lab.Server, load_plan: lab.LoadPlan) -> tuple[float, fl
     with tempfile.TemporaryDirectory() as folder:
         run = lab.open_run("bench", lab.LateArrival(), outputs=folder)
         cpu_s = time.process_time()
-        load = Load(load_plan, arm="kit", clock=run.clock, keep=run.append, model=server.build["alias"])
-        records = await load.run(server.base_url, server.headers)
+        load = Load(load_plan, arm="kit", clock=run.clock, keep=run.append)
+        records = await load.run(server.address)
         cpu_s = time.process_time() - cpu_s
         run.close()
     tokens = sum(record.tokens for record in records)
@@ -59,7 +59,7 @@ async def by_httpx(server: lab.Server, load_plan: lab.LoadPlan) -> tuple[float, 
 
     async def one(client: httpx.AsyncClient, request: lab.RequestPlan) -> list[float]:
         stamps = []
-        body = request_body(request, server.build["alias"])
+        body = request_body(request, server.model_id)
         async with client.stream("POST", PATHS["chat"], json=body) as response:
             async for _ in response.aiter_raw():
                 stamps.append(time.perf_counter())
@@ -77,7 +77,7 @@ async def by_curl(server: lab.Server, load_plan: lab.LoadPlan) -> tuple[float, f
     """Four curl processes; the time from the first to the last byte that any of them got."""
 
     async def one(request: lab.RequestPlan) -> tuple[float, float]:
-        body = json.dumps(request_body(request, server.build["alias"]))
+        body = json.dumps(request_body(request, server.model_id))
         url = server.base_url + PATHS["chat"]
         command = ["curl", "-sN", "--noproxy", "*", url, "-H", "Content-Type: application/json", "-d", body]
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import labkit as lab
-from labkit.engine.ready import Effective
+from labkit.engine.effective import Effective
+from labkit.engine.http import Address
 from labkit.errors import RecordError
 from labkit.measure.load import Load
 from labkit.measure.observe import SlotSampler
@@ -35,8 +36,8 @@ async def load(
     server: FakeServer, load_plan: lab.LoadPlan
 ) -> tuple[list[RequestRecord], list[tuple[str, dict[str, Any]]]]:
     rows: list[tuple[str, dict[str, Any]]] = []
-    running = Load(load_plan, arm="treatment", clock=time.perf_counter, keep=lambda *row: rows.append(row), model="m")
-    return await running.run(server.base_url, {}), rows
+    running = Load(load_plan, arm="treatment", clock=time.perf_counter, keep=lambda *row: rows.append(row))
+    return await running.run(Address(server.base_url)), rows
 
 
 def serve(scene: Callable[[FakeServer], Awaitable[Any]], **routes: Any) -> Any:
@@ -222,7 +223,7 @@ def test_a_server_that_is_not_there_is_a_record_too() -> None:
 async def watch(server: FakeServer, seconds: float, **settings: Any) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     sampling = lab.SampleSettings(**settings)
-    async with SlotSampler(server.base_url, {}, sampling, time.perf_counter, rows.append) as sampler:
+    async with SlotSampler(Address(server.base_url), sampling, time.perf_counter, rows.append) as sampler:
         watching = asyncio.create_task(sampler.run())
         await asyncio.sleep(seconds)
         watching.cancel()
@@ -261,12 +262,15 @@ def test_slow_polls_are_not_doubled() -> None:
 def lab_server(server: FakeServer) -> Any:
     effective = Effective(2, 4096, True, 4096, 2048, 512, None, True, True)
     return SimpleNamespace(
-        base_url=server.base_url,
-        headers={},
+        address=Address(server.base_url, model_id="m"),
         key=None,
         effective=effective,
-        build={"alias": "m"},
+        build={},
+        attached=False,
+        attach=None,
         alive=True,
+        log_path=None,
+        require_load_allowed=lambda: None,
         describe=lambda: {"effective": {"slots": 2}},
     )
 

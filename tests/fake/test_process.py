@@ -238,8 +238,9 @@ http.server.HTTPServer(("127.0.0.1", {port}), Handler).serve_forever()
 def waiting_for(server: ServerProcess, port: int) -> Server:
     return Server(
         base_url=f"http://127.0.0.1:{port}",
-        settings=lab.ServerSettings(),
+        asked=lab.ServerSettings().model_dump(),
         model=lab.resolve_model("toy"),
+        model_id="lab",
         argv=server.command.argv,
         llama_server_command="llama-server --model x",
         process=server,

@@ -235,11 +235,9 @@ def test_a_client_that_leaves_frees_its_slot_and_the_time_is_measured(tmp_path: 
 
     async def scene(server: lab.Server) -> float | None:
         sampling = lab.SampleSettings(poll_hz=100)
-        load = Load(plan, arm="treatment", clock=asyncio.get_running_loop().time, keep=lambda *row: None, model="m")
-        async with SlotSampler(
-            server.base_url, {}, sampling, asyncio.get_running_loop().time, lambda row: None
-        ) as sampler:
-            running = asyncio.create_task(load.run(server.base_url, {}))
+        load = Load(plan, arm="treatment", clock=asyncio.get_running_loop().time, keep=lambda *row: None)
+        async with SlotSampler(server.address, sampling, asyncio.get_running_loop().time, lambda row: None) as sampler:
+            running = asyncio.create_task(load.run(server.address))
             for _ in range(200):
                 row = await sampler.poll()
                 if row["slots"] and row["slots"][0]["busy"]:
@@ -292,8 +290,8 @@ def test_a_fresh_servers_first_request_is_taken_wherever_it_ran(tmp_path: Path) 
     plan = lab.LoadPlan(requests=requests({"max_tokens": 8}))
 
     async def scene(server: lab.Server) -> int | None:
-        load = Load(plan, arm="t", clock=asyncio.get_running_loop().time, keep=lambda *row: None, model="m")
-        (record,) = await load.run(server.base_url, {})
+        load = Load(plan, arm="t", clock=asyncio.get_running_loop().time, keep=lambda *row: None)
+        (record,) = await load.run(server.address)
         return record.id_slot
 
     assert asyncio.run(on_server(scene, tmp_path, parallel=4)) in range(4)

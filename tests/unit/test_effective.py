@@ -5,8 +5,8 @@ import pytest
 
 import labkit as lab
 from labkit.analyze.effective import mode_note, pool_note, slot_note
+from labkit.engine.effective import effective_values
 from labkit.engine.log import LogFacts
-from labkit.engine.ready import effective_values
 from labkit.errors import IdentityError
 from tests.synthetic import server
 
@@ -48,13 +48,13 @@ def test_a_cap_to_the_training_context_is_noted() -> None:
 
 def test_props_win_over_the_log_where_both_speak() -> None:
     props = {"total_slots": 2, "default_generation_settings": {"n_ctx": 512}, "endpoint_slots": True}
-    values = effective_values(props, LogFacts(n_slots=4, slot_cells=256, pool_cells=1024), [])
+    values = effective_values(props, [], facts=LogFacts(n_slots=4, slot_cells=256, pool_cells=1024))
     assert (values.slots, values.slot_cells, values.pool_cells, values.kv_unified) == (2, 512, 1024, None)
-    assert effective_values({}, LogFacts(n_slots=4), []).slots == 4
+    assert effective_values({}, [], facts=LogFacts(n_slots=4)).slots == 4
 
 
 def test_slots_that_contradict_props_are_refused() -> None:
     props = {"total_slots": 1, "default_generation_settings": {"n_ctx": 512}}
-    assert effective_values(props, LogFacts(), [{"n_ctx": 512}]).slot_cells == 512
+    assert effective_values(props, [{"n_ctx": 512}]).slot_cells == 512
     with pytest.raises(IdentityError, match="/slots says 256 KV cells a slot, /props says 512"):
-        effective_values(props, LogFacts(), [{"n_ctx": 256}])
+        effective_values(props, [{"n_ctx": 256}])

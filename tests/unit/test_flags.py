@@ -1,14 +1,14 @@
 import pytest
 
 import labkit as lab
-from labkit.engine.flags import FIXED, OPTIONS, start_values, to_argv, to_attributes
+from labkit.engine.flags import FIXED, OPTIONS, from_argv, from_environment, start_values, to_argv, to_attributes
 from labkit.errors import EngineError
 
 START = {"model_path": "/m.gguf", "alias": "lab", "port": 1234}
 
 
 def argv(**settings: object) -> list[str]:
-    return to_argv(start_values(lab.ServerSettings(**settings), **START))
+    return to_argv(start_values(lab.ServerSettings(**settings), **START))[0]
 
 
 def attributes(**settings: object) -> dict[str, object]:
@@ -53,6 +53,47 @@ def test_extra_arguments_are_kept_and_cannot_override_the_table() -> None:
     for arg in ("--parallel", "--ctx_size", "--port=9"):
         with pytest.raises(EngineError, match="labkit passes it itself"):
             argv(extra_args=[arg, "9"])
+
+
+@pytest.mark.parametrize("arg", ["-c", "-np", "-nocb", "-no-kvu", "--webui", "-lv", "--log-verbosity"])
+def test_other_spellings_are_refused_in_extra_arguments_too(arg: str) -> None:
+    with pytest.raises(EngineError, match=f"can't set {arg}: labkit passes it itself"):
+        argv(extra_args=[arg])
+
+
+@pytest.mark.parametrize("arg", ["--api-key", "--api_key=x", "-hft", "--hf-token"])
+def test_a_secret_in_extra_arguments_is_refused(arg: str) -> None:
+    with pytest.raises(EngineError, match=r"would stand in the record.*LABKIT_API_KEY") as raised:
+        argv(extra_args=[arg, "secret-9"])
+    assert "secret-9" not in str(raised.value)
+
+
+def test_a_command_line_is_read_back_as_it_was_written() -> None:
+    asked = lab.ServerSettings(parallel=3, kv_unified=False, cont_batching=False, threads=2, cache_type_k="q8_0")
+    values, rest = from_argv(to_argv(start_values(asked, **START), binary="/opt/llama-server")[0])
+    assert rest == ["/opt/llama-server"]
+    written = start_values(asked, **START)
+    assert values == {name: written[name] for name in values}
+    assert {"parallel", "kv_unified", "cont_batching", "slots_endpoint", "cache_type_k", "port"} <= set(values)
+
+
+def test_short_spellings_variables_and_unknown_words_are_told_apart() -> None:
+    line = "LLAMA_ARG_N_PARALLEL=8 llama-server -c 512 -np 2 -nocb -ngl auto --temp 0.7 --ctx_size 1024"
+    values, rest = from_argv(line.split())
+    assert values == {"parallel": 2, "ctx_size": 1024, "cont_batching": False, "gpu_layers": "auto"}
+    assert rest == ["LLAMA_ARG_N_PARALLEL=8", "llama-server", "--temp", "0.7"]
+
+
+def test_variables_act_as_flags() -> None:
+    said = {"LLAMA_ARG_KV_UNIFIED": "1", "LLAMA_ARG_CONT_BATCHING": "off", "LLAMA_ARG_CTX_SIZE": "77", "HOME": "/"}
+    assert from_environment(said) == {"kv_unified": True, "cont_batching": False, "ctx_size": 77}
+
+
+def test_flags_that_a_binary_does_not_know_are_left_out_and_named() -> None:
+    known = frozenset(flag for option in OPTIONS for flag in option.on + option.off) - {"--no-ui", "--cors-origins"}
+    line, left_out = to_argv(start_values(lab.ServerSettings(), **START), known=known)
+    assert left_out == ["--cors-origins"]
+    assert "--no-webui" in line
 
 
 def test_the_embedded_engine_says_that_it_has_no_command_line() -> None:

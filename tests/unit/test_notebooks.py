@@ -17,7 +17,7 @@ from tests.conftest import PROJECT
 MODELS: dict[str, type[Setting]] = {"03_late_arrival": lab.LateArrival}
 NOTEBOOKS = sorted((PROJECT / "notebooks").glob("[0-9]*.ipynb"))
 # flags that a notebook need not list; they can be passed all the same
-UNLISTED = {"extra_args", "host", "slots_endpoint", "metrics_endpoint"}
+UNLISTED = {"host", "slots_endpoint", "metrics_endpoint"}
 
 
 def cells(path: Path, kind: str = "code") -> list[Any]:
@@ -59,7 +59,9 @@ def test_defaults_and_help_are_those_of_the_model(notebook: Path) -> None:
     helps = {line.split(":")[0]: line.split("  # ", 1)[1] for line in cell.source.splitlines()[1:]}
     defaults = {node.target.id: ast.literal_eval(node.value) for node in ast.parse(cell.source).body}  # type: ignore
     assert set(defaults) == set(fields) - UNLISTED
-    assert defaults == {name: fields[name].default for name in defaults}
+    assert {n: tuple(d) if isinstance(d, list) else d for n, d in defaults.items()} == {
+        name: fields[name].default for name in defaults
+    }
     for name, text in helps.items():
         assert text.startswith(str(fields[name].description)), name
 

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 import labkit as lab
+from labkit.engine.http import Address
 from labkit.measure.observe import SlotSampler, UnknownShapeError, parse_slots
 
 NEXT = {"has_next_token": True, "has_new_line": False, "n_remain": 22, "n_decoded": 10}
@@ -61,7 +62,7 @@ async def poll_once(answer: httpx.Response | Exception) -> dict[str, Any]:
 
     kept: list[dict[str, Any]] = []
     ticks = iter(range(100))
-    sampler = SlotSampler("http://lab", {}, lab.SampleSettings(), lambda: float(next(ticks)), kept.append)
+    sampler = SlotSampler(Address("http://lab"), lab.SampleSettings(), lambda: float(next(ticks)), kept.append)
     await sampler._client.aclose()
     sampler._client = httpx.AsyncClient(base_url="http://lab", transport=httpx.MockTransport(handle))
     async with sampler:
@@ -75,11 +76,11 @@ async def poll_once(answer: httpx.Response | Exception) -> dict[str, Any]:
     [
         (httpx.Response(501, json={"error": {}}), "/slots is disabled"),
         (httpx.Response(401), "401: a key is needed"),
-        (httpx.Response(404), "/slots answered 404"),
+        (httpx.Response(404), "/slots: 404"),
         (httpx.Response(200, text="<html>"), "not JSON"),
         (httpx.Response(200, json={"a": 1}), "not a list of slots"),
         (httpx.ReadTimeout("slow"), "no answer within the limit"),
-        (httpx.ConnectError("gone"), "ConnectError"),
+        (httpx.ConnectError("gone"), "nothing answers there"),
     ],
 )
 def test_a_poll_that_fails_is_a_row_with_its_reason(answer: httpx.Response | Exception, error: str) -> None:

@@ -15,7 +15,8 @@ from labkit.errors import ParameterError
 
 
 def plan(has_chat_template: bool = True, **parameters: Any) -> lab.LoadPlan:
-    server = SimpleNamespace(model=SimpleNamespace(facts=SimpleNamespace(has_chat_template=has_chat_template)))
+    facts = SimpleNamespace(has_chat_template=has_chat_template)
+    server = SimpleNamespace(model=SimpleNamespace(facts=facts), require_load_allowed=lambda: None)
     return asyncio.run(lab.late_arrival_plan(lab.LateArrival(**parameters), server))  # type: ignore[arg-type]
 
 
