@@ -6,6 +6,7 @@ over each other. Missing is NA, never 0.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -69,6 +70,14 @@ SLOTS = {
     "n_prefilled": Column("Int64", "tokens", "as shown; may be the previous task's"),
     "n_cells": Column("Int64", "cells", "KV cells the slot holds: prompt and answer so far"),
 }
+METRICS = {
+    "arm": _ARM["arm"],
+    "scrape": Column("Int64", "", "number of the scrape in its arm, from 0"),
+    "sent_s": Column("Float64", "s", "it was sent"),
+    "received_s": Column("Float64", "s", "its answer came"),
+    "name": Column("str", "", "metric, without llamacpp:, labels in braces"),
+    "value": Column("Float64", "", "as exposed; NA while the server has none yet"),
+}
 PHASES = _ARM | {
     "phase": Column("str", "", "deferred (no slot yet), waiting (sent, or on a slot), prefill, decode"),
     "start_s": Column("Float64", "s", ""),
@@ -110,6 +119,8 @@ class RunFrames:
     def arm_name(self, arm: str) -> str:
         """Return what an arm is called in pictures: what it was started with, not what it was meant to be."""
         asked = (self.facts(arm).get("server") or {}).get("asked") or {}
+        if (self.facts(arm).get("server") or {}).get("attached"):
+            return "a server that isn't ours"
         if "cont_batching" not in asked:
             return arm
         name = f"continuous batching {'on' if asked['cont_batching'] else 'off'}"
@@ -208,6 +219,19 @@ class RunFrames:
                 facts = {"arm": arm, "poll": number, "slot": slot["id"], "label": label}
                 rows.append(slot | times | facts | {"fresh": slot["busy"] and slot["seed"] in fresh})
         return rows
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """One row a metric and scrape, of scrapes that could be read."""
+        readable = [row for row in self.data.metrics if row["values"] is not None and row["arm"] in self._origin]
+        number: Counter[str] = Counter()
+        rows = []
+        for row in readable:
+            times = {name: self._since(row["arm"], row[name]) for name in ("sent_s", "received_s")}
+            facts = {"arm": row["arm"], "scrape": number[row["arm"]]} | times
+            rows += [facts | {"name": name, "value": value} for name, value in row["values"].items()]
+            number[row["arm"]] += 1
+        return tidy(rows, METRICS)
 
     @cached_property
     def phases(self) -> pd.DataFrame:

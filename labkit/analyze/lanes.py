@@ -11,8 +11,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from labkit.analyze.frames import FOREIGN, RunFrames, known
-from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, colours, finish, nothing_to_draw
-from labkit.analyze.thinning import poll_spans, thinned, thinning_note
+from labkit.analyze.palette import (
+    FOREIGN_COLOUR,
+    INK,
+    QUIET_INK,
+    WIDTH,
+    Datasets,
+    colours,
+    finish,
+    nothing_to_draw,
+)
+from labkit.analyze.thinning import foreign_spans, poll_spans, thinned, thinning_note
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +75,8 @@ class _Arm:
 
     def _slots(self) -> list[int]:
         effective = (self.frames.facts(self.arm).get("server") or {}).get("effective") or {}
-        seen = {*self.phases["slot"].dropna(), *range(effective.get("slots") or 0)}
+        polled = self._of(self.frames.slots)["slot"]
+        seen = {*self.phases["slot"].dropna(), *polled.dropna(), *range(effective.get("slots") or 0)}
         return sorted(int(slot) for slot in seen)
 
     def _lane(self, slot: Any) -> float:
@@ -82,6 +92,7 @@ class _Arm:
         self.stroke = alt.Stroke("label:N", scale=scale, legend=None)
         layers = [
             self._lane_background(),
+            *self._foreign_tasks(),
             self._bars("prefill", opacity=1.0),
             self._bars("decode", opacity=0.24),
             self._waits(),
@@ -147,6 +158,19 @@ class _Arm:
 
     def _bars(self, phase: str, *, opacity: float) -> Any:
         return self._rects(self._spans(phase), opacity=opacity, cornerRadius=2).encode(self.colour)
+
+    def _foreign_tasks(self) -> list[Any]:
+        """Somebody else's tasks: grey, from the polls that saw them, since nothing else tells of them."""
+        bars, words = [], []
+        for span in foreign_spans(self._of(self.frames.slots)):
+            lane = self._lane(span["slot"])
+            x, x2 = max(0.0, span["x"]), min(self.end_s, span["x2"])
+            if x2 > x:
+                bars.append({"x": x, "x2": x2, "y": lane + BAR_TOP, "y2": lane + BAR_BOTTOM})
+                words.append({"x": x, "y": lane + 0.17, "text": "another client", "slot": span["slot"]})
+        first = {word["slot"]: word for word in reversed(words)}
+        bars_layer = self._rects(bars, color=FOREIGN_COLOUR, opacity=0.45)
+        return [bars_layer, self._text(list(first.values()), color=QUIET_INK, fontSize=11.5)]
 
     def _waits(self) -> Any:
         inset = 0.09

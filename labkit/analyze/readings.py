@@ -134,7 +134,36 @@ def concurrency_reading(frames: RunFrames, arm: str) -> str:
     text = f"{len(requests)} requests sent, at most {in_flight} in flight at once, at most {busy} slots busy in a poll."
     if len(requests) > 1 and in_flight == 1:
         return f"{text} The client sent one at a time: this says nothing about the server's slots."
-    return " ".join([text, *_cells_sentence(frames, arm), *_pinned_sentences(frames, arm)])
+    more = (_deferred_sentence, _cells_sentence, _pinned_sentences, _http_sentence)
+    return " ".join([text, *(sentence for part in more for sentence in part(frames, arm))])
+
+
+def _deferred_sentence(frames: RunFrames, arm: str) -> list[str]:
+    """Say how many requests waited without a slot at once, as /metrics counts them."""
+    counted = frames.metrics[(frames.metrics["arm"] == arm) & (frames.metrics["name"] == "requests_deferred")]
+    most = counted["value"].max()
+    if not known(most):
+        return ["How many requests waited without a slot is not known: /metrics did not tell."]
+    return [f"/metrics counted at most {most:.0f} waiting without a slot."]
+
+
+def _http_sentence(frames: RunFrames, arm: str) -> list[str]:
+    """Suspect the HTTP layer when requests wait outside the server's own queue, which it can't count.
+
+    Every open request holds an HTTP thread, a deferred one too (tools/server/server-http.cpp): with too
+    few of them requests are in flight for the client and unknown to the server, which stops answering
+    /slots as well.
+    """
+    server = frames.facts(arm).get("server") or {}
+    threads = (server.get("asked") or {}).get("threads_http")
+    requests = frames.requests[(frames.requests["arm"] == arm) & frames.requests["sent_s"].notna()]
+    in_flight = max_overlap([(r.sent_s, r.end_s) for r in requests.itertuples() if known(r.end_s)])
+    if not threads or in_flight <= threads:
+        return []
+    return [
+        f"Each open request holds an HTTP thread, the server was given {threads}, and {in_flight} requests were open:"
+        " suspect the HTTP layer (threads_http) for waits and late polls, not the slots."
+    ]
 
 
 def _cells_sentence(frames: RunFrames, arm: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from labkit.analyze.frames import RunFrames
+from labkit.analyze.frames import FOREIGN, RunFrames
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +44,17 @@ def poll_spans(slots: pd.DataFrame) -> list[dict[str, Any]]:
         for row in busy.sort_values(["slot", "poll"]).itertuples()
     ]  # fmt: skip
     return spans if len(spans) <= MAX_MARKS // 2 else _joined(spans)
+
+
+def foreign_spans(slots: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return when somebody else's tasks held a slot: from the first to the last of each run of polls that show one."""
+    theirs = slots[slots["label"] == FOREIGN].sort_values(["slot", "poll"])
+    spans = [
+        {"slot": int(row.slot), "label": FOREIGN, "fresh": False, "poll": int(row.poll),
+         "x": float(row.sent_s), "x2": float(row.received_s)}
+        for row in theirs.itertuples()
+    ]  # fmt: skip
+    return _joined(spans)
 
 
 def _joined(spans: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from labkit.engine.server import Server
 from labkit.measure.builds import traits_of
 from labkit.measure.load import Load, check_allowed, check_fit, prompt_tokens
 from labkit.measure.metrics import MetricsSampler
-from labkit.measure.observe import SlotSampler
+from labkit.measure.observe import SlotSampler, slots_in_words
 from labkit.measure.record import Run
 from labkit.measure.stream import RequestRecord
 from labkit.settings import LoadPlan, RequestPlan, SampleSettings
@@ -123,7 +123,7 @@ class _Arm:
         if row["slots"] is not None and row["slots"] != self._last_slots:
             self._last_slots = row["slots"]
             if self._load:
-                self._load.note_alive()
+                self._load.note_slots(slots_in_words(row["slots"]))
 
     async def _send(self, load: Load) -> list[RequestRecord]:
         return await load.run(self.server.address)

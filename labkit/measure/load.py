@@ -78,6 +78,7 @@ class Load:
         self.plan, self.arm, self.clock, self.keep = plan, arm, clock, keep
         self.keep_text, self.warm_up = keep_text, warm_up
         self._progress = Progress()
+        self._last_seen = ""
         self._alive_s = clock()
         self._start_s = clock()
 
@@ -122,7 +123,8 @@ class Load:
             record.outcome = "stalled"
             record.error = (
                 f"server not making progress: nothing in any stream and no change in /slots"
-                f" for {self.plan.stall_timeout_s:g} s, after {record.tokens} tokens of this one"
+                f" for {self.plan.stall_timeout_s:g} s, after {record.tokens} tokens of this one;"
+                f" /slots last said: {self._last_seen or 'nothing'}"
             )
         finally:
             self._progress.over(request.label)
@@ -164,8 +166,12 @@ class Load:
         self._progress.token(record.label)
 
     def note_alive(self) -> None:
-        """Note that something moved on the server: an event of any stream, or a counter in /slots."""
+        """Note that an event of any stream came."""
         self._alive_s = self.clock()
+
+    def note_slots(self, said: str) -> None:
+        """Note that something moved in /slots, and what it said, in words."""
+        self._alive_s, self._last_seen = self.clock(), said
 
     def _stalled(self) -> bool:
         return self.clock() - self._alive_s > self.plan.stall_timeout_s

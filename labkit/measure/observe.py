@@ -54,6 +54,14 @@ def _parse_slot(slot: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def slots_in_words(slots: list[dict[str, Any]]) -> str:
+    """Return what rows of parse_slots() say, for a person."""
+    return ", ".join(
+        f"slot {slot['id']} " + (f"busy, {slot['n_decoded'] or 0} tokens decoded" if slot["busy"] else "idle")
+        for slot in slots
+    )
+
+
 class SlotSampler:
     """Polls /slots with a client of its own, so that watching never waits for the load's connections.
 

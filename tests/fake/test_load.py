@@ -321,6 +321,37 @@ def test_slow_slots_do_not_make_a_wedged_server_while_tokens_flow(tmp_path: Path
     assert {row["outcome"] for row in data.requests} == {"completed"}
 
 
+def test_a_wedged_server_is_named_with_what_slots_said_last(tmp_path: Path) -> None:
+    # healthy, five tokens, then nothing from the stream and nothing from /slots
+    wedged = asyncio.Event()
+
+    async def then_silent(exchange: Exchange) -> None:
+        if wedged.is_set():
+            await asyncio.sleep(60)
+        slot = {"id": 0, "is_processing": True, "id_task": 1, "next_token": [{"n_decoded": 5}]}
+        first = {"id": 0, "is_processing": False}
+        await exchange.answer([slot if then_silent.asked else first])  # type: ignore[attr-defined]
+        then_silent.asked += 1  # type: ignore[attr-defined]
+
+    then_silent.asked = 0  # type: ignore[attr-defined]
+
+    async def five(exchange: Exchange) -> None:
+        await exchange.head()
+        warm_up = exchange.json["max_tokens"] == 16
+        for _ in range(5):
+            await exchange.token()
+        await asyncio.sleep(0.1)
+        if warm_up:
+            await exchange.finish()
+            return
+        wedged.set()
+        await asyncio.sleep(60)
+
+    last = lab.read_run(measure(tmp_path, slots=then_silent, chat=five).folder).requests[-1]
+    assert (last["outcome"], last["tokens"]) == ("stalled", 5)
+    assert "after 5 tokens of this one; /slots last said: slot 0 busy, 5 tokens decoded" in last["error"]
+
+
 def test_a_long_prefill_that_slots_show_is_no_stall(tmp_path: Path) -> None:
     processed = 0
 

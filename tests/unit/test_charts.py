@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 import labkit as lab
+from labkit.analyze.palette import FOREIGN_COLOUR
 from labkit.measure.record import RunData
 from labkit.present.show import png
 from tests.synthetic import Scenario, recorded
@@ -63,6 +64,20 @@ def test_lanes_show_every_request_on_its_slot_and_name_the_stall() -> None:
 def test_deferred_requests_wait_in_a_row_of_their_own() -> None:
     assert "C waits" in words(spec(lab.slot_lanes, both(late=2)))
     assert "for a slot" not in words(spec(lab.slot_lanes, both()))
+
+
+def test_somebody_elses_tasks_are_grey_bars_of_their_own() -> None:
+    crowded = spec(lab.slot_lanes, lab.RunFrames(recorded(treatment=Scenario(foreign=True, slots=3))))
+    grey = [
+        layer["data"]["name"]
+        for layer in crowded["vconcat"][0]["layer"]
+        if layer["mark"].get("color") == FOREIGN_COLOUR and layer["mark"]["type"] == "rect"
+    ]
+    (bars,) = (crowded["datasets"][name] for name in grey)
+    assert bars
+    assert all(bar["x"] < bar["x2"] for bar in bars)
+    assert "another client" in words(crowded)
+    assert "another client" not in words(spec(lab.slot_lanes, both()))
 
 
 def test_a_request_has_one_colour_everywhere() -> None:

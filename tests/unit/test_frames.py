@@ -20,7 +20,7 @@ def nothing() -> lab.RunFrames:
 
 
 @pytest.mark.parametrize("frames", [both(), nothing()], ids=["a run", "an empty run"])
-@pytest.mark.parametrize("name", ["requests", "tokens", "slots", "phases", "stalls"])
+@pytest.mark.parametrize("name", ["requests", "tokens", "slots", "metrics", "phases", "stalls"])
 def test_frames_have_their_written_columns_and_dtypes(frames: lab.RunFrames, name: str) -> None:
     schema = getattr(schemas, name.upper())
     frame = getattr(frames, name)
@@ -136,6 +136,33 @@ def test_the_peak_of_live_cells_stands_beside_the_pool() -> None:
         for slot in poll["slots"]:
             slot["n_cells"] = None
     assert "KV cells" not in readings.concurrency_reading(lab.RunFrames(data), "treatment")
+
+
+def scraped(*deferred: float | None, threads_http: int | None = None) -> lab.RunFrames:
+    data = recorded(treatment=Scenario())
+    data.run["arms"]["treatment"]["server"]["asked"]["threads_http"] = threads_http
+    row = {"arm": "treatment", "sent_s": 0.1, "received_s": 0.2, "status": 200, "error": None}
+    data.metrics.extend(row | {"values": {"requests_deferred": value}} for value in deferred)
+    data.metrics.append(row | {"status": 501, "error": "off", "values": None})
+    return lab.RunFrames(data)
+
+
+def test_metrics_are_one_row_each_and_no_value_stays_none() -> None:
+    metrics = scraped(1.0, None, 4.0).metrics
+    assert metrics["scrape"].tolist() == [0, 1, 2]
+    assert metrics["value"].isna().tolist() == [False, True, False]
+
+
+def test_waiting_without_a_slot_is_counted_or_said_to_be_unknown() -> None:
+    assert "at most 4 waiting without a slot" in readings.concurrency_reading(scraped(1.0, 4.0), "treatment")
+    for frames in (scraped(), scraped(None)):
+        assert "waited without a slot is not known" in readings.concurrency_reading(frames, "treatment")
+
+
+def test_few_http_threads_are_suspected_only_when_more_requests_were_open() -> None:
+    assert "suspect the HTTP layer" in readings.concurrency_reading(scraped(0.0, threads_http=1), "treatment")
+    for threads in (None, 2, 8):
+        assert "HTTP" not in readings.concurrency_reading(scraped(0.0, threads_http=threads), "treatment")
 
 
 def test_overlap_counts_spans_that_touch_as_one_after_the_other() -> None:
