@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from labkit.engine.context import effective_context
 from labkit.engine.log import LogFacts
 from labkit.errors import IdentityError
 
 COMMAND_LINE = "the command line given as server_argv"
-_PADDING_CELLS = 256  # src/llama-context.cpp
 
 
 @dataclass(frozen=True)
@@ -107,34 +107,28 @@ def _by_log(facts: LogFacts | None) -> dict[str, Any]:
 
 
 def _by_argv(said: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what a command line means; what it leaves to the server's defaults only where those are known.
+    """Return what a command line means; what it leaves to defaults that differ by build is left out.
 
-    Without a slot count the server takes a unified cache whatever the flag says; with one, split unless
-    told otherwise (tools/server/server.cpp, common/common.h). Batches are limited to the context
-    (src/llama-context.cpp).
+    Batches are limited to the context (src/llama-context.cpp).
     """
     if said is None:
         return {}
-    auto = not isinstance(said.get("parallel"), int) or said["parallel"] < 0
-    unified = True if auto else bool(said.get("kv_unified", False))
-    ctx = said.get("ctx_size") or None
-    batch = min(int(said.get("batch_size", 2048)), int(ctx or 2**31))
+    parallel, ctx_size = said.get("parallel", "auto"), said.get("ctx_size")
+    slots: int | Literal["auto"] = parallel if isinstance(parallel, int) and parallel > 0 else "auto"
+    known_ctx = ctx_size if isinstance(ctx_size, int) and ctx_size > 0 else None
+    # the pool of a context that is left to the model, or fitted to the memory, can't be told from here
+    context = effective_context(known_ctx or 0, slots, bool(said.get("kv_unified", False)))
+    batch = _at_most(said.get("batch_size"), known_ctx)
     return {
-        "kv_unified": unified,
-        "pool_cells": _pool_cells(ctx, said.get("parallel"), unified=unified),
+        "kv_unified": context.kv_unified,
+        "pool_cells": context.pool_cells if known_ctx else None,
         "batch_size": batch,
-        "ubatch_size": min(batch, int(said.get("ubatch_size", 512))),
+        "ubatch_size": _at_most(said.get("ubatch_size"), batch),
         "cont_batching": bool(said.get("cont_batching", True)),
     }
 
 
-def _pool_cells(ctx_size: int | None, slots: Any, *, unified: bool) -> int | None:
-    if ctx_size is None:
+def _at_most(value: Any, limit: int | None) -> int | None:
+    if not isinstance(value, int):
         return None
-    if unified:
-        return _padded(ctx_size)
-    return int(slots) * _padded(_padded(ctx_size) // int(slots))
-
-
-def _padded(cells: int) -> int:
-    return -(-cells // _PADDING_CELLS) * _PADDING_CELLS
+    return value if limit is None else min(value, limit)
