@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from labkit.engine.context import effective_context
 from labkit.engine.log import LogFacts
 from labkit.errors import IdentityError
+from labkit.settings.context import effective_context
 
 COMMAND_LINE = "the command line given as server_argv"
 

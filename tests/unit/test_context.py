@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.engine.context import effective_context
+from labkit.settings.context import effective_context
 
 
 @pytest.mark.parametrize(
