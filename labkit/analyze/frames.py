@@ -78,6 +78,13 @@ METRICS = {
     "name": Column("str", "", "metric, without llamacpp:, labels in braces"),
     "value": Column("Float64", "", "as exposed; NA while the server has none yet"),
 }
+MEMORY = {
+    "arm": _ARM["arm"],
+    "at_s": Column("Float64", "s", "the sample was taken"),
+    "resident_bytes": Column("Int64", "bytes", "resident memory of the server's process"),
+    "gpu_used_bytes": Column("Int64", "bytes", "memory in use on all NVIDIA GPUs; NA without any"),
+    "gpu_utilisation_percent": Column("Int64", "%", "of the busiest GPU; context, never a claim"),
+}
 PHASES = _ARM | {
     "phase": Column("str", "", "deferred (no slot yet), waiting (sent, or on a slot), prefill, decode"),
     "start_s": Column("Float64", "s", ""),
@@ -118,6 +125,8 @@ class RunFrames:
 
     def arm_name(self, arm: str) -> str:
         """Return what an arm is called in pictures: what it was started with, not what it was meant to be."""
+        if title := self.facts(arm).get("title"):
+            return str(title)
         asked = (self.facts(arm).get("server") or {}).get("asked") or {}
         if (self.facts(arm).get("server") or {}).get("attached"):
             return "a server that isn't ours"
@@ -232,6 +241,17 @@ class RunFrames:
             rows += [facts | {"name": name, "value": value} for name, value in row["values"].items()]
             number[row["arm"]] += 1
         return tidy(rows, METRICS)
+
+    @cached_property
+    def memory(self) -> pd.DataFrame:
+        """One row a sample of the server's memory."""
+        rows = []
+        for row in self.data.memory:
+            used = [gpu["used_bytes"] for gpu in row["gpus"] if gpu["used_bytes"] is not None]
+            busy = [gpu["utilisation_percent"] for gpu in row["gpus"] if gpu["utilisation_percent"] is not None]
+            facts = {"gpu_used_bytes": sum(used) if used else None, "gpu_utilisation_percent": max(busy, default=None)}
+            rows.append(row | facts | {"at_s": self._since(row["arm"], row["at_s"])})
+        return tidy(rows, MEMORY)
 
     @cached_property
     def phases(self) -> pd.DataFrame:

@@ -12,6 +12,7 @@ from labkit.engine.http import http_client, look
 from labkit.engine.server import Server
 from labkit.measure.builds import traits_of
 from labkit.measure.load import Load, check_allowed, check_fit, prompt_tokens
+from labkit.measure.memory import MemorySampler
 from labkit.measure.metrics import MetricsSampler
 from labkit.measure.observe import SlotSampler, slots_in_words
 from labkit.measure.record import Run
@@ -29,6 +30,7 @@ async def measure_arm(
     run: Run,
     arm: str,
     sampling: SampleSettings,
+    title: str = "",
     keep_text: bool = False,
     say: Callable[[str], None] = print,
 ) -> list[RequestRecord]:
@@ -44,6 +46,7 @@ async def measure_arm(
         run: where everything goes.
         arm: name of this arm in every row.
         sampling: how /slots is watched.
+        title: what pictures and tables call this arm; empty: continuous batching on or off.
         keep_text: keep prompts and answers.
         say: gets progress lines.
 
@@ -52,6 +55,8 @@ async def measure_arm(
         PlanError: the plan does not fit the server.
         RecordError: the run folder can't be written.
     """
+    if title:
+        run.note(arm, title=title)
     return await _Arm(server, run, arm, sampling, say).measure(plan, keep_text=keep_text)
 
 
@@ -130,9 +135,12 @@ class _Arm:
 
     async def _watched(self, load: Load, sampler: SlotSampler) -> list[RequestRecord]:
         """Run the load with the samplers beside it; a sampler that fails (a full disk) fails the arm."""
-        async with self._metrics() as metrics:
+        async with self._metrics() as metrics, self._memory() as memory:
             watching = [asyncio.create_task(sampler.run())]
-            if metrics and await metrics.scrape():  # the state before, and whether it answers at all
+            if memory:
+                watching.append(asyncio.create_task(memory.run()))
+            scraping = metrics and await metrics.scrape()  # the state before, and whether it answers at all
+            if metrics and scraping:
                 watching.append(asyncio.create_task(metrics.run()))
             try:
                 return await self._send(load)
@@ -142,7 +150,9 @@ class _Arm:
                 for result in await asyncio.gather(*watching, return_exceptions=True):
                     if isinstance(result, Exception):
                         raise result
-                if len(watching) > 1 and metrics:
+                if memory:
+                    memory.sample()
+                if metrics and scraping:
                     await metrics.scrape()
 
     @asynccontextmanager
@@ -151,17 +161,27 @@ class _Arm:
             yield None
             return
         hz, clock = self.sampling.metrics_hz, self.run.clock
-        async with MetricsSampler(self.server.address, hz, clock, self._keep_metrics) as metrics:
+        async with MetricsSampler(self.server.address, hz, clock, self._keeper("metrics")) as metrics:
             yield metrics
+
+    @asynccontextmanager
+    async def _memory(self) -> AsyncIterator[MemorySampler | None]:
+        if self.server.process is None:  # its machine may be another
+            yield None
+            return
+        with MemorySampler(
+            self.server.process.pid, self.sampling.memory_hz, self.run.clock, self._keeper("memory")
+        ) as memory:
+            yield memory
+
+    def _keeper(self, stream: str) -> Callable[[dict[str, Any]], None]:
+        return lambda row: self.run.append(stream, {"arm": self.name} | row)
 
     def _may_scrape(self) -> bool:
         """Whether /metrics may be asked: somebody else's monitoring must not lose what a scrape resets."""
         effective = self.server.effective
         offered = self.sampling.metrics_hz > 0 and not (effective and effective.metrics_endpoint is False)
         return offered and (not self.server.attached or self.traits.scrape_resets_gauges.holds is False)
-
-    def _keep_metrics(self, row: dict[str, Any]) -> None:
-        self.run.append("metrics", {"arm": self.name} | row)
 
     async def _check_fit(self, plan: LoadPlan) -> None:
         prompts = await prompt_tokens(self.server.address, plan)

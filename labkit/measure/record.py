@@ -21,7 +21,7 @@ from labkit.errors import ParameterError, RecordError
 from labkit.measure.provenance import provenance
 
 SCHEMA_VERSION = 1
-STREAMS = ("requests", "tokens", "slots", "metrics")
+STREAMS = ("requests", "tokens", "slots", "metrics", "memory")
 REDACTED = "[redacted]"
 
 
@@ -211,6 +211,7 @@ class RunData:
     tokens: list[dict[str, Any]] = field(default_factory=list)
     slots: list[dict[str, Any]] = field(default_factory=list)
     metrics: list[dict[str, Any]] = field(default_factory=list)
+    memory: list[dict[str, Any]] = field(default_factory=list)
 
 
 def read_run(folder: Path | str) -> RunData:

@@ -89,8 +89,10 @@ class SampleSettings(Setting):
         poll_hz: polls of /slots per second.
         timeout_s: limit for one poll; until b10156 a reply waits for the end of the current decode step.
         metrics_hz: scrapes of /metrics per second; 0: none.
+        memory_hz: samples of the server's memory per second.
     """
 
     poll_hz: float = Field(20.0, gt=0, le=1000, allow_inf_nan=False)
     timeout_s: Seconds = 5.0
     metrics_hz: float = Field(2.0, ge=0, le=100, allow_inf_nan=False)
+    memory_hz: float = Field(2.0, gt=0, le=100, allow_inf_nan=False)

@@ -267,6 +267,7 @@ def lab_server(server: FakeServer) -> Any:
         effective=effective,
         build={},
         attached=False,
+        process=None,
         attach=None,
         alive=True,
         log_path=None,

@@ -20,7 +20,7 @@ def nothing() -> lab.RunFrames:
 
 
 @pytest.mark.parametrize("frames", [both(), nothing()], ids=["a run", "an empty run"])
-@pytest.mark.parametrize("name", ["requests", "tokens", "slots", "metrics", "phases", "stalls"])
+@pytest.mark.parametrize("name", ["requests", "tokens", "slots", "metrics", "memory", "phases", "stalls"])
 def test_frames_have_their_written_columns_and_dtypes(frames: lab.RunFrames, name: str) -> None:
     schema = getattr(schemas, name.upper())
     frame = getattr(frames, name)
@@ -151,6 +151,16 @@ def test_metrics_are_one_row_each_and_no_value_stays_none() -> None:
     metrics = scraped(1.0, None, 4.0).metrics
     assert metrics["scrape"].tolist() == [0, 1, 2]
     assert metrics["value"].isna().tolist() == [False, True, False]
+
+
+def test_memory_of_several_gpus_is_added_and_none_stays_none() -> None:
+    data = recorded(treatment=Scenario())
+    gpu = {"used_bytes": 100, "utilisation_percent": 5}
+    row = {"arm": "treatment", "at_s": 1.0, "resident_bytes": 7}
+    data.memory.extend([row | {"gpus": []}, row | {"gpus": [gpu, gpu | {"utilisation_percent": 9}]}])
+    memory = lab.RunFrames(data).memory
+    assert memory["gpu_used_bytes"].isna().tolist() == [True, False]
+    assert memory.loc[1, ["gpu_used_bytes", "gpu_utilisation_percent"]].tolist() == [200, 9]
 
 
 def test_waiting_without_a_slot_is_counted_or_said_to_be_unknown() -> None:
