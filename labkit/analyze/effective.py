@@ -86,6 +86,8 @@ def slot_note(effective: dict[str, Any], n_ctx_train: int | None) -> str:
     if n_ctx_train and slot == n_ctx_train < share:
         return f"capped to the model's training context; its share would be {share:,}"
     if effective.get("kv_unified"):
+        if slot < share:
+            return f"a cap of its own inside the shared pool of {pool:,}"
         return "each slot may use the whole pool, all share it" if slots > 1 else ""
     return f"a box of its own: {pool:,} / {slots}"
 

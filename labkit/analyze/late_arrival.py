@@ -60,7 +60,9 @@ def _one_joined(view: LateView, arm: ArmView) -> tuple[str, str, str]:
     streams, slots = _streams_say(view), _slots_say(view, arm)
     if {streams, slots} == {JOINED, KEPT_OUT} or (streams == JOINED and _hidden(view, arm)):
         return UNDECIDED, f"the sources contradict each other: {_contradiction(view, slots)}", ANOTHER_SERVER
-    if streams == JOINED and arm.attached and not view.polls_together:
+    if arm.attached and view.elsewhere:
+        return UNDECIDED, f"/slots shows A or {view.label} on another slot than its own answer names", ANOTHER_SERVER
+    if streams == JOINED and arm.attached and not view.polls_joined:
         return _several_servers(view, arm)
     if streams == JOINED:
         return JOINED, f"A went on decoding after {view.label}'s first token: both were in the same steps", ""
@@ -77,7 +79,9 @@ def _several_servers(view: LateView, arm: ArmView) -> tuple[str, str, str]:
     if not arm.slots_speak:
         why = "/slots can't be read, and behind this address there may be several servers: each could serve one request"
         return UNDECIDED, why, "the address of one llama-server that offers /slots, without a proxy between"
-    why = f"no poll of /slots showed A and {view.label} on one server at once: there may be several behind this address"
+    why = (
+        f"no poll of /slots showed A and {view.label} progress on one server: there may be several behind this address"
+    )
     return UNDECIDED, why, "the address of one server; if it is one, a larger b_tokens or poll_hz"
 
 
@@ -112,6 +116,12 @@ def _kept_out(view: LateView, arm: ArmView, slots: str) -> tuple[str, str, str]:
         # it may have been held before the server: the streams alone can't tell
         why = f"{view.label} got nothing until A ended, and /slots does not tell whether it had a slot"
         return UNDECIDED, why, "slots_endpoint = True"
+    if not view.timed:
+        return (
+            UNDECIDED,
+            f"the server gives no timings of A and {view.label} to tell waiting from prefill",
+            "a newer build",
+        )
     if view.prefilled_beside:
         return UNDECIDED, f"{view.label}'s prompt was being processed when A ended", MORE_TOKENS
     if slots == KEPT_OUT:

@@ -51,7 +51,8 @@ class LateView:
             progress.
         polls_waiting: readable polls between B's sending and A's last token.
         polls_owned: of these, polls in which B owned a slot.
-        polls_together: readable polls in which A and B owned slots of one server at once.
+        elsewhere: /slots showed it on another slot than its own answer names.
+        timed: the server gave the durations of A's decoding and of this one's prefill.
         polls_joined: polls in which both A and B had made fresh progress and were busy.
         polls_inside: polls sent and answered while the stream brought B's tokens.
         polls_inside_seen: of these, polls that show B on a slot; polls_inside_fresh: with progress.
@@ -70,7 +71,8 @@ class LateView:
     chance_tokens: int = 0
     polls_waiting: int = 0
     polls_owned: int = 0
-    polls_together: int = 0
+    elsewhere: bool = False
+    timed: bool = False
     polls_joined: int = 0
     polls_inside: int = 0
     polls_inside_seen: int = 0
@@ -224,6 +226,8 @@ class ArmRows:
                 f"{len(seeds)} task(s) in /slots are not ours: another client uses this server",
                 "a quiet server",
             )
+        if len({len(poll["slots"]) for poll in self.polls}) > 1:
+            return "the number of slots in /slots changes: several servers answer it", "the address of one server"
         if self.polls and self.facts.get("quiet_after_s") is None:
             return "the server was not idle before the load", "a quiet server"
         return None
@@ -308,12 +312,18 @@ class ArmRows:
             chance_tokens=self._chance_tokens(request["seed"]),
             polls_waiting=len(waiting),
             polls_owned=sum(self._owns(p, request["seed"]) for p in waiting),
-            polls_together=sum(self._owns(p, request["seed"]) and self._owns(p, self.a["seed"]) for p in self.polls),
+            elsewhere=self._elsewhere(request) or self._elsewhere(self.a),
+            timed=timing(request, "prompt_ms") is not None and self._a_decoding()[0] is not None,
             polls_joined=self._joined_polls(request["seed"]),
             polls_inside=len(inside),
             polls_inside_seen=sum(self._owns(self.polls[i], request["seed"]) for i in inside),
             polls_inside_fresh=sum(request["seed"] in self.fresh[i] for i in inside),
         )
+
+    def _elsewhere(self, request: dict[str, Any]) -> bool:
+        """Whether /slots shows a request on another slot than the server's own answer to it names."""
+        shown = {s["id"] for poll in self.polls for s in poll["slots"] if s["busy"] and s["seed"] == request["seed"]}
+        return request["id_slot"] is not None and bool(shown) and shown != {request["id_slot"]}
 
     def _chance_tokens(self, seed: int) -> int:
         """Count A's steps by its own counter while the request owned a slot and did not progress."""

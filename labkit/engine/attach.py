@@ -16,12 +16,13 @@ import httpx
 from labkit.engine.awake import awake
 from labkit.engine.binary import number_of
 from labkit.engine.effective import effective_values
-from labkit.engine.flags import SECRET_FLAGS, from_argv
+from labkit.engine.flags import from_argv
 from labkit.engine.gguf_facts import GgufFacts
 from labkit.engine.http import Address, Answer, http_client, look
 from labkit.engine.key import KEY_FILE_VARIABLE, KEY_VARIABLE, api_key, key_header
 from labkit.engine.models import DEFAULT, ModelFile
 from labkit.engine.server import Server
+from labkit.engine.untrusted import items, mapping, text, texts, whole
 from labkit.errors import EngineError, ParameterError, ServerNotReadyError
 from labkit.settings import AttachSettings, ServerSettings
 
@@ -74,6 +75,7 @@ async def attach_server(
         attach=attach,
         query=seen.query,
         notes=seen.notes,
+        slots_readable=visit.slots_readable,
     )
     for note in server.notes:
         say(note)
@@ -82,18 +84,14 @@ async def attach_server(
 
 
 def _base(url: str) -> str:
+    # the settings have refused what may be a secret in it; even so it is not repeated
     try:
         parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise ParameterError(f"engine = {url!r} is no URL", why=str(error)) from None
-    if parsed.userinfo or parsed.query or parsed.fragment:
-        raise ParameterError(
-            "the URL carries more than an address",
-            why="what stands before @ or after ? may be a secret, and parameters are written into the notebook",
-            hint=f"the bare URL, and a key in {KEY_VARIABLE} or {KEY_FILE_VARIABLE}",
-        )
-    if not parsed.host:
-        raise ParameterError(f"engine = {url!r} names no host", hint="http://127.0.0.1:8080")
+        host = parsed.host  # decoded now
+    except (httpx.InvalidURL, UnicodeError):
+        raise ParameterError("engine is no URL that can be used", hint="http://127.0.0.1:8080") from None
+    if not host:
+        raise ParameterError("engine is a URL without a host", hint="http://127.0.0.1:8080")
     # OpenAI clients are given the URL with /v1; llama-server's own endpoints lie beside it
     return re.sub(r"/v1$", "", str(parsed).rstrip("/"))
 
@@ -102,7 +100,7 @@ def _said(server_argv: str) -> dict[str, Any] | None:
     """Return what a typed command line sets, by field; None where there is none.
 
     Raises:
-        ParameterError: it can't be split, or carries a secret.
+        ParameterError: it can't be split, or is no single command.
     """
     if not server_argv:
         return None
@@ -110,12 +108,6 @@ def _said(server_argv: str) -> dict[str, Any] | None:
         words = shlex.split(server_argv)
     except ValueError as error:
         raise ParameterError("server_argv is no command line", why=str(error)) from None
-    if secret := sorted({word.split("=")[0] for word in words} & SECRET_FLAGS):
-        raise ParameterError(
-            f"server_argv carries {', '.join(secret)}",
-            why="papermill has already written it into the notebook",
-            hint="make a new key, leave it out here, and pass it in the environment variable LABKIT_API_KEY",
-        )
     return from_argv(words)[0]
 
 
@@ -143,6 +135,7 @@ class _Visit:
     def __init__(self, client: httpx.AsyncClient, base_url: str, *, has_key: bool) -> None:
         self._client, self._base_url, self._has_key = client, base_url, has_key
         self._notes: list[str] = []
+        self.slots_readable = False
 
     async def until_ready(self, limit_s: float, say: Callable[[str], None]) -> None:
         """Wait while it says that it loads its model; anything else is decided at once."""
@@ -184,12 +177,12 @@ class _Visit:
         props = await self._props(root, query)
         slots = await self._slots(props, query)
         self._note_metrics(props)
-        build_info = props.get("build_info")
+        build_info = text(props.get("build_info"))
         return _Seen(
             props=props,
             slots=slots,
             model=_remote_model(props, entry),
-            model_id=query.get("model") or str(entry.get("id") or props.get("model_alias") or "unknown"),
+            model_id=query.get("model") or entry.get("id") or text(props.get("model_alias")) or "unknown",
             build={
                 "reported": build_info,
                 "package": f"a server at {self._base_url}",
@@ -205,8 +198,8 @@ class _Visit:
         for answer in (root, listed):
             self._refuse_unauthorised(answer)
             self._refuse_elsewhere(answer)
-        owners = {str(entry.get("owned_by")) for entry in entries}
-        props = root.json if isinstance(root.json, dict) else {}
+        owners = {text(entry.get("owned_by")) or "nobody" for entry in entries}
+        props = mapping(root.json)
         if "llamacpp" in owners or "build_info" in props or "total_slots" in props or "llama.cpp" in root.server:
             return
         found = f"its models are owned by {', '.join(sorted(owners))[:100]}" if owners else f"/props: {root.text}"
@@ -233,18 +226,18 @@ class _Visit:
 
     def _route(self, root: Answer, entries: list[dict[str, Any]], model: str) -> tuple[dict[str, str], dict[str, Any]]:
         """Return what every request must carry to find the model behind a router, and the model's entry."""
-        props = root.json if isinstance(root.json, dict) else {}
-        router = props.get("role") == "router" or any("status" in entry for entry in entries)
+        props = mapping(root.json)
+        router = props.get("role") == "router" or any(entry["status"] for entry in entries)
         if not router and "model name is missing" not in root.body.decode("utf-8", "replace"):
             return {}, entries[0] if entries else {}
-        names = [str(entry.get("id")) for entry in entries]
-        entry = next((e for e in entries if model == e.get("id") or model in (e.get("aliases") or ())), None)
+        names = [entry["id"] for entry in entries]
+        entry = next((e for e in entries if model == e["id"] or model in e["aliases"]), None)
         if entry is None:
             raise ParameterError(
                 f"{self._base_url} is a router with {len(names)} models, and model = {model!r} is none of them",
-                hint="model = one of: " + (", ".join(names)[:500] or "none is listed; load one first"),
+                hint=f"model = one of: {', '.join(names)[:500]}" if names else "load a model there first",
             )
-        state = str((entry.get("status") or {}).get("value", "unknown"))
+        state = text(entry["status"].get("value")) or "unknown"
         if state != "loaded":
             raise EngineError(
                 f"the router at {self._base_url} has not loaded {entry['id']}",
@@ -252,7 +245,7 @@ class _Visit:
                 hint="load it yourself first, or choose another model",
             )
         self._notes.append(f"{self._base_url} is a router; what is measured is its model {entry['id']}")
-        return {"model": str(entry["id"]), "autoload": "false"}, entry
+        return {"model": entry["id"], "autoload": "false"}, entry
 
     async def _props(self, root: Answer, query: dict[str, str]) -> dict[str, Any]:
         answer = await look(self._client, "/props", query) if query else root
@@ -272,9 +265,11 @@ class _Visit:
         answer = await look(self._client, "/slots", query)
         slots = answer.json
         if isinstance(slots, list) and all(isinstance(slot, dict) for slot in slots):
+            self.slots_readable = True
             return slots
-        hidden = "; a proxy may hide it" if answer.status in (403, 404) or answer.status == 200 else ""
-        self._notes.append(f"/slots: {answer.text}{hidden}: it can't be seen who owns a slot")
+        what = f"{answer.text}, but no list of slots" if slots is not None else answer.text
+        hidden = "; a proxy may hide it" if answer.status in (200, 403, 404) else ""
+        self._notes.append(f"/slots: {what}{hidden}: it can't be seen who owns a slot")
         return []
 
     def _note_metrics(self, props: dict[str, Any]) -> None:
@@ -291,14 +286,18 @@ def _remedy(problem: str) -> str:
 
 
 def _entries(models: Any) -> list[dict[str, Any]]:
-    data = models.get("data") if isinstance(models, dict) else None
-    return [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
+    """Return the models of /v1/models that have a name, with what is used of each in its expected type."""
+    named = [entry for entry in items(mapping(models).get("data")) if text(entry.get("id"))]
+    return [entry | {name: kind(entry.get(name)) for name, kind in _ENTRY_TYPES.items()} for entry in named]
+
+
+_ENTRY_TYPES: dict[str, Callable[[Any], Any]] = {"aliases": texts, "status": mapping, "meta": mapping}
 
 
 def _remote_model(props: dict[str, Any], entry: dict[str, Any]) -> ModelFile:
     """Return what a server says of its model; the file itself can't be seen from here, so it has no hash."""
-    meta = entry.get("meta") or {}
-    name = str(entry.get("id") or props.get("model_alias") or "unknown")
+    meta = mapping(entry.get("meta"))
+    name = entry.get("id") or text(props.get("model_alias")) or "unknown"
     facts = GgufFacts(
         architecture="unknown",
         name=name,
@@ -307,9 +306,9 @@ def _remote_model(props: dict[str, Any], entry: dict[str, Any]) -> ModelFile:
         n_kv_heads=None,
         head_size_k=None,
         head_size_v=None,
-        n_embd=meta.get("n_embd"),
-        n_ctx_train=meta.get("n_ctx_train"),
-        quantisation=props.get("model_ftype") or meta.get("ftype"),
+        n_embd=whole(meta.get("n_embd")),
+        n_ctx_train=whole(meta.get("n_ctx_train"), least=1),
+        quantisation=text(props.get("model_ftype")) or text(meta.get("ftype")),
         sliding_window=None,
         # without /props the chat endpoint is the better guess: it is what proxies let through
         has_chat_template=bool(props.get("chat_template", True)),

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
+import signal
 import subprocess
+import tempfile
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from labkit.engine.flags import TELLTALE, to_argv
+from labkit.engine.http import ANSWER_LIMIT_BYTES
 from labkit.engine.key import scrubbed_environment
 from labkit.engine.launch import Launch
 from labkit.errors import EngineError, ParameterError
 
 PROBE_LIMIT_S = 20.0
 # b9093 to b10156: "version: 10156 (sha)"; b11434: "version: 0.6.0-dev (build 11434, commit sha)"
-_VERSION = re.compile(r"version: (?:\S+ \(build )?(\d+)(?:, commit| \()\s*([0-9a-zA-Z]+)")
+_VERSION = re.compile(r"version: (?:\S+ \(build )?(\d{1,9})(?:, commit| \()\s*([0-9a-zA-Z]+)")
 _FLAGS = re.compile(r"^(-[\w-]+(?:,\s*-[\w-]+)*)", re.MULTILINE)
 _HINT = "a path to a llama-server executable"
 
@@ -46,10 +52,7 @@ def probe(engine: str) -> Binary:
     Raises:
         EngineError: it isn't there, can't be executed, isn't a llama-server, or doesn't answer.
     """
-    path = Path(engine).expanduser().absolute()
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise EngineError(f"the engine {engine} {what}", hint=f'{_HINT}, "embedded", or the URL of a server')
+    path = _file(engine)
     flags = frozenset(flag for line in _FLAGS.findall(_ask(path, "--help")) for flag in re.split(r",\s*", line))
     if TELLTALE not in flags:
         raise EngineError(f"{path} is not a llama-server", why=f"its --help does not list {TELLTALE}", hint=_HINT)
@@ -60,39 +63,72 @@ def probe(engine: str) -> Binary:
     return Binary(path, int(number) if number and int(number) else None, known, flags)
 
 
-def _ask(path: Path, question: str) -> str:
+def _file(engine: str) -> Path:
     try:
-        done = subprocess.run(
-            [str(path), question],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PROBE_LIMIT_S,
-            env=scrubbed_environment(),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise EngineError(f"{path} {question} gives no answer within {PROBE_LIMIT_S:.0f} s", hint=_HINT) from None
-    except OSError as error:
-        raise EngineError(f"{path} can't be executed", why=_reason(error), hint=_remedy(error, path)) from None
-    text = done.stdout + done.stderr
-    if done.returncode != 0:
-        raise EngineError(
-            f"{path} {question} {_ending(done.returncode)}", why=_last_line(text), hint="run it by hand to see why"
-        )
+        path = Path(engine).expanduser().absolute()
+        what = "" if path.is_file() else "is a folder" if path.is_dir() else "does not exist"
+    except (OSError, RuntimeError, ValueError) as error:  # a name too long, no such user, a zero in it
+        raise EngineError("the engine is no path that can be used", why=str(error)[:100], hint=_HINT) from None
+    if what:
+        url = f"http://{engine}, if it is a server's address" if re.fullmatch(r"[\w.-]+:\d+", engine) else ""
+        hint = url or f'{_HINT}, "embedded", or the URL of a server'
+        raise EngineError(f"the engine {engine} {what}", hint=hint)
+    return path
+
+
+def _ask(path: Path, question: str) -> str:
+    # into a file: what it leaves behind could keep a pipe open; and it may never stop talking
+    with tempfile.TemporaryFile() as said:
+        try:
+            asked = subprocess.Popen(
+                [str(path), question],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                env=scrubbed_environment(),
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            raise EngineError(f"{path} can't be executed", why=_reason(error), hint=_remedy(error, path)) from None
+        code = _ended(asked, said.fileno())
+        text = _read(said)
+    if code is None:
+        raise EngineError(f"{path} {question} gives no answer within {PROBE_LIMIT_S:.0f} s", hint=_HINT)
+    if code != 0:
+        raise EngineError(f"{path} {question} {_ending(code)}", why=_last_line(text), hint="run it by hand to see why")
     return text
 
 
-def _reason(error: OSError) -> str:
+def _ended(asked: subprocess.Popen[bytes], said: int) -> int | None:
+    """Wait for its end and return its exit code, or end it and all it has started; None: it took too long."""
+    deadline_s = time.monotonic() + PROBE_LIMIT_S
+    try:
+        while asked.poll() is None and time.monotonic() < deadline_s:
+            if os.fstat(said).st_size > ANSWER_LIMIT_BYTES:
+                return 0  # enough: what it is shows in what it said until now
+            time.sleep(0.01)
+        return asked.returncode
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(asked.pid, signal.SIGKILL)  # its children too
+        asked.wait()
+
+
+def _read(said: IO[bytes]) -> str:
+    said.seek(0)
+    return said.read(ANSWER_LIMIT_BYTES).decode("utf-8", "replace")
+
+
+def _reason(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error)[:100]
     if error.errno == errno.ENOEXEC:
         return "it is no executable for this machine (another processor, or not a program)"
     return str(error.strerror)
 
 
-def _remedy(error: OSError, path: Path) -> str:
-    return f"chmod +x {path}" if error.errno == errno.EACCES else "a llama-server built for this machine"
+def _remedy(error: Exception, path: Path) -> str:
+    return f"chmod +x {path}" if isinstance(error, PermissionError) else "a llama-server built for this machine"
 
 
 def _ending(code: int) -> str:
@@ -145,5 +181,5 @@ def _key_environment(keys: list[str]) -> dict[str, str]:
 
 def number_of(build_info: Any) -> int | None:
     """Return the build number in /props' build_info, b10156-abcdef say; None for b0-unknown and the like."""
-    match = re.match(r"b(\d+)", str(build_info))
+    match = re.match(r"b(\d{1,9})(?!\d)", str(build_info))
     return int(match[1]) if match and int(match[1]) else None

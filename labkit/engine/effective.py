@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from labkit.engine.log import LogFacts
+from labkit.engine.untrusted import mapping, switch, whole
 from labkit.errors import IdentityError
 from labkit.settings.context import effective_context
 
@@ -23,7 +24,8 @@ class Effective:
         kv_unified: one KV pool for all slots.
         pool_cells: KV cells in all.
         batch_size: logical batch in tokens; ubatch_size: physical.
-        kv_bytes: size of the KV buffers.
+        kv_bytes: size of the KV buffers; compute_bytes: of the compute buffers.
+        kv_devices: names of the devices that hold KV.
         slots_endpoint: whether /slots is on; metrics_endpoint: whether /metrics is.
         fitted: whether llama.cpp's fit step (`--fit`, on by default) ran.
         cont_batching: no endpoint and no log tells; only a command line does.
@@ -37,6 +39,8 @@ class Effective:
     batch_size: int | None = None
     ubatch_size: int | None = None
     kv_bytes: int | None = None
+    compute_bytes: int | None = None
+    kv_devices: tuple[str, ...] | None = None
     slots_endpoint: bool | None = None
     metrics_endpoint: bool | None = None
     fitted: bool | None = None
@@ -62,12 +66,12 @@ def effective_values(
     Raises:
         IdentityError: /slots and /props contradict each other.
     """
-    by_slots = {"slots": len(slots), "slot_cells": slots[0].get("n_ctx")} if slots else {}
+    by_slots = {"slots": len(slots), "slot_cells": whole(slots[0].get("n_ctx"))} if slots else {}
     by_props = {
-        "slots": props.get("total_slots"),
-        "slot_cells": (props.get("default_generation_settings") or {}).get("n_ctx"),
-        "slots_endpoint": props.get("endpoint_slots"),
-        "metrics_endpoint": props.get("endpoint_metrics"),
+        "slots": whole(props.get("total_slots"), least=1),
+        "slot_cells": whole(mapping(props.get("default_generation_settings")).get("n_ctx"), least=1),
+        "slots_endpoint": switch(props.get("endpoint_slots")),
+        "metrics_endpoint": switch(props.get("endpoint_metrics")),
     }
     _refuse_contradiction(by_slots, by_props)
     tellers = {"/props": by_props, "/slots": by_slots, "the log": _by_log(facts), COMMAND_LINE: _by_argv(said)}
@@ -102,6 +106,8 @@ def _by_log(facts: LogFacts | None) -> dict[str, Any]:
         "batch_size": facts.batch_size,
         "ubatch_size": facts.ubatch_size,
         "kv_bytes": facts.kv_bytes,
+        "compute_bytes": facts.compute_bytes,
+        "kv_devices": facts.devices or None,
         "fitted": facts.fitted,
     }
 
@@ -113,19 +119,22 @@ def _by_argv(said: Mapping[str, Any] | None) -> dict[str, Any]:
     """
     if said is None:
         return {}
-    parallel, ctx_size = said.get("parallel", "auto"), said.get("ctx_size")
-    slots: int | Literal["auto"] = parallel if isinstance(parallel, int) and parallel > 0 else "auto"
+    parallel, ctx_size = said.get("parallel", -1), said.get("ctx_size")
     known_ctx = ctx_size if isinstance(ctx_size, int) and ctx_size > 0 else None
-    # the pool of a context that is left to the model, or fitted to the memory, can't be told from here
-    context = effective_context(known_ctx or 0, slots, bool(said.get("kv_unified", False)))
     batch = _at_most(said.get("batch_size"), known_ctx)
-    return {
-        "kv_unified": context.kv_unified,
-        "pool_cells": context.pool_cells if known_ctx else None,
+    return _cells_by_argv(said, parallel, known_ctx) | {
         "batch_size": batch,
         "ubatch_size": _at_most(said.get("ubatch_size"), batch),
         "cont_batching": bool(said.get("cont_batching", True)),
     }
+
+
+def _cells_by_argv(said: Mapping[str, Any], parallel: Any, ctx_size: int | None) -> dict[str, Any]:
+    if not isinstance(parallel, int) or parallel == 0:  # llama-server refuses both: it isn't its command line
+        return {}
+    context = effective_context(ctx_size or 0, parallel, bool(said.get("kv_unified", False)))
+    # the pool of a context that is left to the model, or fitted to the memory, can't be told from here
+    return {"kv_unified": context.kv_unified, "pool_cells": context.pool_cells if ctx_size else None}
 
 
 def _at_most(value: Any, limit: int | None) -> int | None:

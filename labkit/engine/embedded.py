@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import Any
 
 import labkit
 from labkit.engine.flags import to_argv, to_attributes
+from labkit.engine.key import scrubbed_environment
 from labkit.engine.launch import Launch
 from labkit.errors import EngineError
 
@@ -51,8 +53,12 @@ def _python(engine: str) -> str:
     _, _, folder = engine.partition(":")
     if not folder:
         return sys.executable
-    python = Path(folder).expanduser().absolute() / "bin" / "python"
-    if not python.is_file():
+    try:
+        python = Path(folder).expanduser().absolute() / "bin" / "python"
+        there = python.is_file()
+    except (OSError, RuntimeError, ValueError):  # a name too long, no such user, a zero in it
+        there = False
+    if not there:
         raise EngineError(
             f"{folder} is not a virtual environment", why="it has no bin/python", hint=f"python3 -m venv {folder}"
         )
@@ -89,6 +95,10 @@ def _version_here() -> str | None:
 def _version_there(python: str) -> str | None:
     question = f"import importlib.metadata as m; print(m.version({PACKAGE!r}))"
     with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run([python, "-c", question], capture_output=True, text=True, timeout=20, check=True)
-        return done.stdout.strip()
+        done = subprocess.run(
+            [python, "-c", question], env=scrubbed_environment(), capture_output=True, timeout=20, check=True
+        )
+        # its last word: a Python may warn before it answers
+        answer = re.search(rb"(\d+(?:\.\d+)+)\s*$", done.stdout)
+        return answer[1].decode()[:40] if answer else None
     return None

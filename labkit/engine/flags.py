@@ -7,6 +7,7 @@ cache whatever `--no-kv-unified` says (tools/server/server.cpp, seen live on b10
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +85,7 @@ OPTIONS = (
         off_short=("-no-kvu",),
         env="LLAMA_ARG_KV_UNIFIED",
     ),
+    Option("kv_unified_per_slot", "--kv-unified-per-slot", ("kv_unified_per_slot",)),
     _switch(
         "cont_batching",
         "--cont-batching",
@@ -138,9 +140,6 @@ ESSENTIAL_FIELDS = {
 # A program that lists this flag is a llama-server; llama.cpp's other tools call it otherwise or lack it.
 TELLTALE = "--cont-batching"
 
-# Flags that carry a secret, which would then stand in argv and in the record.
-SECRET_FLAGS = {"--api-key", "--hf-token", "-hft", "--api-key-file", "--ssl-key-file"}
-
 # Not for the user to set. Verbosity 4 is where llama.cpp says how large its KV buffer is
 # (common/log.cpp); the origin limit keeps web pages from calling the server.
 FIXED = {"cors_origins": "localhost", "ui": False, "verbosity": 4}
@@ -169,7 +168,7 @@ def to_argv(
         known: every flag that the binary knows; None: all. One that it doesn't know is left out.
 
     Raises:
-        EngineError: extra_args repeats a flag of the table, the binary lacks an essential flag, or one
+        EngineError: extra_args sets a flag of the table, the binary lacks an essential flag, or one
             that was asked for with another value than the default.
     """
     argv, left_out = [binary], []
@@ -200,12 +199,6 @@ def _refuse_if_needed(option: Option, value: Any, flag: str) -> None:
 
 def _extra(extra_args: tuple[str, ...]) -> list[str]:
     flags = {_spelled(arg) for arg in extra_args if arg.startswith("-")}
-    if secret := sorted(flags & SECRET_FLAGS):
-        raise EngineError(
-            f"extra_args can't carry {', '.join(secret)}",
-            why="it would stand in the record and in the notebook",
-            hint="the environment variable LABKIT_API_KEY",
-        )
     if taken := sorted(flags & set(_BY_SPELLING)):
         raise EngineError(
             f"extra_args can't set {', '.join(taken)}",
@@ -224,42 +217,72 @@ def _spelled(arg: str) -> str:
 def from_argv(words: list[str]) -> tuple[dict[str, Any], list[str]]:
     """Read a llama-server command line by the table: values by field, and the words it doesn't know.
 
-    Environment variables may stand before the command, as in a shell; a flag wins over its variable and
+    LLAMA_ARG_* variables may stand before the first flag, as in a shell; a flag wins over its variable and
     a later flag over an earlier one (common/arg.cpp). Numbers become int; "auto" stays.
 
     Args:
-        words: the command line, a word each; with or without the command itself.
+        words: one command, a word each; with or without the command itself.
 
     Raises:
-        ParameterError: a flag's value is missing.
+        ParameterError: a flag's value is missing, or this is no command that llama-server would take.
     """
     values: dict[str, Any] = {}
     rest: list[str] = []
+    seen_flag = False
     following = iter(words)
     for word in following:
+        _refuse_shell(word)
         option, on = _BY_SPELLING.get(_spelled(word), (None, True))
+        seen_flag = seen_flag or word.startswith("-")
         if option is None:
-            values |= from_environment(dict([word.split("=", 1)])) if word.startswith("LLAMA_ARG_") else {}
+            if not seen_flag and word.startswith("LLAMA_ARG_") and "=" in word:
+                values |= from_environment(dict([word.split("=", 1)]))
             rest.append(word)
         elif option.switch:
             values[option.field] = on
         else:
-            value = next(following, None)
-            if value is None:
-                raise ParameterError(f"{word} stands without its value at the end of the command line")
+            value = _value_after(word, next(following, None))
             if option.flag != "--threads-batch":
-                values[option.field] = _number(value)
+                values[option.field] = value
     return values, rest
+
+
+def _refuse_shell(word: str) -> None:
+    """Refuse what would make another command of it than the one that is read here."""
+    flag, _, value = word.partition("=")
+    joined = re.fullmatch(r"(-[a-z]+)(\d+)", word)
+    if (value and _spelled(flag) in _BY_SPELLING) or (joined and joined[1] in _BY_SPELLING):
+        raise ParameterError(f"llama-server does not take {word[:40]}", why="a value stands after a space", hint=flag)
+    if word in ("&&", "||", "|", "#", "--", "export") or word.endswith(";") or word.startswith("Environment="):
+        raise ParameterError(
+            f"{word[:40]!r} does not belong into one command line",
+            hint="LLAMA_ARG_* variables, the command and its flags alone, as they would stand in a shell",
+        )
+
+
+def _value_after(flag: str, value: str | None) -> int | str:
+    if value is None or (value.startswith("-") and not re.fullmatch(r"-\d+", value)):
+        raise ParameterError(f"{flag} stands without its value")
+    _refuse_shell(value)
+    return _number(value)
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """Return what LLAMA_ARG_* variables set, by field (common/arg.cpp: each acts as its flag).
 
+    A variable with NO_ in it, LLAMA_ARG_NO_KV_UNIFIED say, switches off whatever its value is.
+
     Args:
         environment: variables by name.
     """
-    said = [(option, environment[option.env]) for option in OPTIONS if option.env in environment]
-    return {o.field: text.lower() in _TRUE if o.switch else _number(text) for o, text in said}
+    values: dict[str, Any] = {}
+    for option in OPTIONS:
+        if option.env in environment:
+            text = environment[option.env]
+            values[option.field] = text.lower() in _TRUE if option.switch else _number(text)
+        if option.switch and option.env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_") in environment:
+            values[option.field] = False
+    return values
 
 
 _TRUE = ("on", "enabled", "true", "1")
@@ -269,7 +292,7 @@ _BY_SPELLING = {word: (option, True) for option in OPTIONS for word in option.on
 
 
 def _number(text: str) -> int | str:
-    return int(text) if text.lstrip("-").isdigit() else text
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
 
 def to_attributes(values: dict[str, Any]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from functools import cache, cached_property
 from typing import Any
 
 import httpx
+
+from labkit.engine.untrusted import place, shown
 
 # 256 slots of llama-server make half a megabyte
 ANSWER_LIMIT_BYTES = 4_000_000
@@ -87,7 +90,7 @@ class Answer:
             return None
         try:
             return json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
     @property
@@ -101,15 +104,17 @@ class Answer:
 
 
 async def look(client: httpx.AsyncClient, path: str, query: dict[str, str] | None = None) -> Answer:
-    """GET an endpoint without believing anything of it: no redirect is followed, a huge answer is cut off.
+    """GET an endpoint without believing anything of it: no redirect is followed, a huge or slow answer is cut off.
 
     Args:
-        client: of http_client().
+        client: of http_client(); its limit for a read holds for the whole answer.
         path: below the client's base URL.
         query: parameters of the URL.
     """
+    # the client's limit is for each read: a body that drips would never end
+    limit_s = client.timeout.read
     try:
-        async with client.stream("GET", path, params=query or None) as reply:
+        async with asyncio.timeout(limit_s), client.stream("GET", path, params=query or None) as reply:
             body = b""
             async for chunk in reply.aiter_bytes():
                 body += chunk
@@ -119,13 +124,13 @@ async def look(client: httpx.AsyncClient, path: str, query: dict[str, str] | Non
             return Answer(
                 reply.status_code,
                 body,
-                headers.get("content-type", ""),
-                headers.get("server", ""),
-                headers.get("location", ""),
+                shown(headers.get("content-type", "")),
+                shown(headers.get("server", "")),
+                place(headers["location"]) if "location" in headers else "",
             )
-    except httpx.TimeoutException:
+    except (httpx.TimeoutException, TimeoutError):
         return Answer(problem="no answer within the limit")
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
         return Answer(problem=problem_of(error))
 
 

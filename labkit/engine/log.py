@@ -22,6 +22,7 @@ class LogFacts:
         batch_size: logical batch in tokens.
         ubatch_size: physical batch in tokens.
         kv_bytes: size of the KV buffers, all devices.
+        compute_bytes: size of the compute buffers, all devices: scratch of one pass through the backend.
         devices: names of the devices that hold KV.
         fitted: llama.cpp's fit step looked at the memory and may have changed what was left to it.
     """
@@ -33,6 +34,7 @@ class LogFacts:
     batch_size: int | None = None
     ubatch_size: int | None = None
     kv_bytes: int | None = None
+    compute_bytes: int | None = None
     devices: tuple[str, ...] = ()
     fitted: bool = False
 
@@ -40,6 +42,7 @@ class LogFacts:
 _CONTEXT = re.compile(r"llama_context: (n_ctx|n_batch|n_ubatch|kv_unified)\s*= (\w+)")
 _SLOTS = re.compile(r"initializing(?: slots)?, n_slots = (\d+)(?:, n_ctx_slot = (\d+))?")
 _KV_BUFFER = re.compile(r"(\S+) KV buffer size =\s*([\d.]+) MiB")
+_COMPUTE_BUFFER = re.compile(r"(\S+) compute buffer size =\s*([\d.]+) MiB")
 
 
 def parse_log(text: str) -> LogFacts:
@@ -54,6 +57,8 @@ def parse_log(text: str) -> LogFacts:
         context[name] = value
     slots = _SLOTS.search(text)
     buffers = _KV_BUFFER.findall(text)
+    # reserved anew when something changes, and for the fit step's context: the last line of a device holds
+    compute = dict(_COMPUTE_BUFFER.findall(text))
     return LogFacts(
         n_slots=int(slots[1]) if slots else None,
         slot_cells=int(slots[2]) if slots and slots[2] else None,
@@ -62,6 +67,7 @@ def parse_log(text: str) -> LogFacts:
         batch_size=_int(context.get("n_batch")),
         ubatch_size=_int(context.get("n_ubatch")),
         kv_bytes=round(sum(float(mib) for _, mib in buffers) * 2**20) if buffers else None,
+        compute_bytes=round(sum(map(float, compute.values())) * 2**20) if compute else None,
         devices=tuple(dict.fromkeys(device for device, _ in buffers)),
         fitted="fitting params to device memory" in text,
     )

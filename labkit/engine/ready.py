@@ -82,7 +82,7 @@ def _died(server: Server) -> Exception:
         )
     return ServerDiedError(
         f"the server {process.exit_text} while starting",
-        why=f"its last words:\n{process.log_tail()}\n",
+        why=f"its last words:\n{process.log_tail() or 'none'}\n",
         hint=f"by hand: {server.llama_server_command}",
     )
 

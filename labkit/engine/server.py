@@ -33,6 +33,7 @@ class Server:
         query: what a router wants with every request, to find the model behind it.
         notes: what a reader of the record should know: flags left out, what an endpoint hides.
         startup_s: seconds from the order to readiness.
+        slots_readable: whether /slots may be asked, and could be read when it was.
     """
 
     base_url: str
@@ -49,6 +50,7 @@ class Server:
     query: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     startup_s: float = 0.0
+    slots_readable: bool = True
 
     @property
     def address(self) -> Address:

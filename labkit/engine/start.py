@@ -137,6 +137,7 @@ def _spawn(
         llama_server_command=shlex.join(launch.command_line),
         process=process,
         notes=[*launch.notes, *_ignored_variables()],
+        slots_readable=settings.slots_endpoint,
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 
+from labkit.engine.untrusted import mapping
 from labkit.errors import ServerError
 from labkit.measure.stream import ERROR_BODY_LIMIT, Clock, EventDecoder, RequestRecord, Stream
 from labkit.measure.wire import arrival_clock
@@ -35,6 +37,7 @@ def request_body(plan: RequestPlan, model: str) -> dict[str, Any]:
     }
 
 
+_COUNT_LIMIT_S = 30.0
 PATHS = {"chat": "/v1/chat/completions", "completion": "/completion"}
 
 
@@ -77,6 +80,8 @@ async def _take_in(chunks: AsyncIterator[bytes], stream: Stream, arrived: Clock)
         at_s = arrived()
         for kind, value in decoder.feed(chunk):
             stream.event(kind, value, at_s)
+        if stream.record.outcome == "overrun":
+            return
     at_s = arrived()
     for kind, value in decoder.close():
         stream.event(kind, value, at_s)
@@ -107,12 +112,27 @@ async def count_tokens(client: httpx.AsyncClient, plan: RequestPlan, model: str 
             messages = [{"role": "user", "content": prompt}]
             prompt = (await _post(client, "/apply-template", {"model": model, "messages": messages}))["prompt"]
         body = {"model": model, "content": prompt, "add_special": True, "parse_special": True}
-        return len((await _post(client, "/tokenize", body))["tokens"])
-    except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
-        raise ServerError("the server does not count tokens", why=f"{type(error).__name__}: {error}") from None
+        tokens = (await _post(client, "/tokenize", body))["tokens"]
+        if not isinstance(tokens, list):
+            raise TypeError("tokens is no list")
+        return len(tokens)
+    except httpx.HTTPStatusError as error:
+        said = error.response
+        raise _uncounted(f"{said.request.url.path} answers {said.status_code}") from None
+    except (httpx.HTTPError, TimeoutError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise _uncounted(type(error).__name__) from None
+
+
+def _uncounted(why: str) -> ServerError:
+    return ServerError(
+        "the server does not count tokens",
+        why=why,
+        hint="a llama-server whose /tokenize and /apply-template can be used",
+    )
 
 
 async def _post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Any:
-    reply = await client.post(path, json=body, timeout=30.0)
+    async with asyncio.timeout(_COUNT_LIMIT_S):  # for the whole answer, also one that drips
+        reply = await client.post(path, json=body, timeout=_COUNT_LIMIT_S)
     reply.raise_for_status()
-    return reply.json()
+    return mapping(reply.json())

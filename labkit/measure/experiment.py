@@ -32,6 +32,8 @@ async def measure_arm(
     sampling: SampleSettings,
     title: str = "",
     keep_text: bool = False,
+    show_text: bool = False,
+    must_fit: bool = True,
     say: Callable[[str], None] = print,
 ) -> list[RequestRecord]:
     """Run `plan` on `server` and record everything under the name `arm`.
@@ -48,6 +50,8 @@ async def measure_arm(
         sampling: how /slots is watched.
         title: what pictures and tables call this arm; empty: continuous batching on or off.
         keep_text: keep prompts and answers.
+        show_text: put them into the returned records, for showing; kept they are with keep_text alone.
+        must_fit: refuse a plan that overflows a slot or the pool; off where the overflow is the experiment.
         say: gets progress lines.
 
     Raises:
@@ -57,7 +61,8 @@ async def measure_arm(
     """
     if title:
         run.note(arm, title=title)
-    return await _Arm(server, run, arm, sampling, say).measure(plan, keep_text=keep_text)
+    texts = {"keep_text": keep_text, "show_text": show_text}
+    return await _Arm(server, run, arm, sampling, say).measure(plan, must_fit=must_fit, **texts)
 
 
 class _Arm:
@@ -74,13 +79,15 @@ class _Arm:
     def say(self, text: str) -> None:
         self._say(f"{self.name}: {text}")
 
-    async def measure(self, plan: LoadPlan, *, keep_text: bool) -> list[RequestRecord]:
+    async def measure(
+        self, plan: LoadPlan, *, keep_text: bool, show_text: bool = False, must_fit: bool = True
+    ) -> list[RequestRecord]:
         server = self.server
         server.require_load_allowed()
         if server.key:
             self.run.hide(server.key.reveal())
         self.run.note(self.name, server=server.describe(), planned=_planned(plan, keep_text=keep_text))
-        await self._check_fit(plan)
+        await self._check_fit(plan, must_fit=must_fit)
         if not server.attached:  # a server in use is warm, and every request on it needs a reason
             self.say(f"warming {self.slots} slots")
             await self._send(Load(warm_up_plan(self.slots, plan), warm_up=True, **self._load_arguments()))
@@ -89,7 +96,7 @@ class _Arm:
             self._note_traits()
             self.run.note(self.name, load_start_s=self.run.clock(), quiet_after_s=quiet_after_s)
             self.say(f"sending {len(plan.requests)} requests, watching /slots at {self.sampling.poll_hz:g} Hz")
-            self._load = Load(plan, keep_text=keep_text, **self._load_arguments())
+            self._load = Load(plan, keep_text=keep_text, show_text=show_text, **self._load_arguments())
             records = await self._watched(self._load, sampler)
             alive = await self._alive()
             self.run.note(self.name, load_end_s=self.run.clock(), server_alive=alive)
@@ -183,12 +190,12 @@ class _Arm:
         offered = self.sampling.metrics_hz > 0 and not (effective and effective.metrics_endpoint is False)
         return offered and (not self.server.attached or self.traits.scrape_resets_gauges.holds is False)
 
-    async def _check_fit(self, plan: LoadPlan) -> None:
+    async def _check_fit(self, plan: LoadPlan, *, must_fit: bool) -> None:
         prompts = await prompt_tokens(self.server.address, plan)
         self.run.note(self.name, prompt_tokens=prompts)
         if self.server.attach:
             check_allowed(plan, prompts, self.server.attach)
-        if (effective := self.server.effective) is not None:
+        if must_fit and (effective := self.server.effective) is not None:
             check_fit(
                 plan,
                 prompts,

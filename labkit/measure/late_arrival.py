@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 from typing import Literal
 
 from labkit.engine.http import http_client
@@ -32,7 +33,9 @@ async def late_arrival_plan(params: LateArrival, server: Server) -> LoadPlan:
         ServerError: it does not count tokens.
     """
     server.require_load_allowed()  # counting tokens wakes a sleeping server
-    draw = random.Random(params.seed)  # noqa: S311
+    # on somebody else's server a repeated seed could be found in an old answer of /slots that a proxy kept
+    nonce = secrets.token_hex(8) if server.attached else ""
+    draw = random.Random(f"{params.seed}{nonce}" if nonce else params.seed)  # noqa: S311
     endpoint: Literal["chat", "completion"] = "chat" if server.model.facts.has_chat_template else "completion"
     labels = "ABCDEFGHI"[: params.n_late + 1]
     seeds = draw.sample(range(1, 2**31), len(labels))
@@ -50,14 +53,24 @@ async def late_arrival_plan(params: LateArrival, server: Server) -> LoadPlan:
         for label, tag, seed in zip(labels, tags, seeds, strict=True)
     ]
     if params.late_prompt_tokens:
-        requests[1:] = [await _lengthened(request, params.late_prompt_tokens, server) for request in requests[1:]]
+        requests[1:] = [await lengthened(request, params.late_prompt_tokens, server) for request in requests[1:]]
     return LoadPlan(
         requests=tuple(requests), start_timeout_s=params.start_timeout_s, stall_timeout_s=params.stall_timeout_s
     )
 
 
-async def _lengthened(request: RequestPlan, tokens: int, server: Server) -> RequestPlan:
-    """Return the request with filler words before its question, so that its prompt has about `tokens` tokens."""
+async def lengthened(request: RequestPlan, tokens: int, server: Server) -> RequestPlan:
+    """Return the request with filler words before its question, so that its prompt has about `tokens` tokens.
+
+    Args:
+        request: its prompt starts with a tag and a space.
+        tokens: as the server counts them, chat template included.
+        server: counts.
+
+    Raises:
+        ParameterError: this model's tokenizer swallows words.
+        ServerError: the server does not count tokens.
+    """
     async with http_client(server.address, timeout_s=30.0) as client:
         bare = await count_tokens(client, request, server.model_id)
         sample = await count_tokens(client, _filled(request, 200), server.model_id)

@@ -16,6 +16,7 @@ from labkit.measure.wire import StampingTransport
 from labkit.settings import After, AttachSettings, LoadPlan, RequestPlan
 
 _WATCH_EVERY_S = 0.25
+PINGS_ALONE = 5  # times the stall limit for which pings alone keep a load going
 
 
 class Progress:
@@ -62,6 +63,7 @@ class Load:
         clock: seconds on the run's clock.
         keep: called with ("tokens" or "requests", row) as they happen.
         keep_text: keep prompts and answers too.
+        show_text: put them into the records that run() returns, for showing, and keep nothing of them.
         warm_up: mark the rows as warm-up, which no result counts.
     """
 
@@ -73,12 +75,14 @@ class Load:
         clock: Clock,
         keep: Callable[[str, dict[str, Any]], None],
         keep_text: bool = False,
+        show_text: bool = False,
         warm_up: bool = False,
     ) -> None:
         self.plan, self.arm, self.clock, self.keep = plan, arm, clock, keep
-        self.keep_text, self.warm_up = keep_text, warm_up
+        self.keep_text, self.show_text, self.warm_up = keep_text, show_text, warm_up
         self._progress = Progress()
         self._last_seen = ""
+        self._moved_s = clock()
         self._alive_s = clock()
         self._start_s = clock()
 
@@ -90,7 +94,7 @@ class Load:
         # no read or pool limit: a request may wait long for a slot; the watch below looks at progress
         timeout = httpx.Timeout(None, connect=10.0)
         async with http_client(address, timeout_s=timeout, transport=transport) as client:
-            self._alive_s = self._start_s = self.clock()
+            self._alive_s = self._moved_s = self._start_s = self.clock()
             model = address.model_id
             tasks = [asyncio.create_task(self._one(client, request, model)) for request in self.plan.requests]
             watch = asyncio.create_task(self._watch(tasks))
@@ -111,7 +115,8 @@ class Load:
             warm_up=self.warm_up,
             id_slot_asked=request.id_slot,
         )
-        stream = Stream(request, record, self.clock, self._on_token, self.note_alive, keep_text=self.keep_text)
+        told = self.keep_text or self.show_text
+        stream = Stream(request, record, self.clock, self._on_token, self.note_alive, keep_text=told)
         try:
             if await self._due(request, record):
                 record.planned_s = self.clock()
@@ -128,7 +133,7 @@ class Load:
             )
         finally:
             self._progress.over(request.label)
-            self.keep("requests", record.row())
+            self.keep("requests", record.row() | ({} if self.keep_text else {"prompt": None, "text": None}))
         return record
 
     async def _due(self, request: RequestPlan, record: RequestRecord) -> bool:
@@ -162,6 +167,7 @@ class Load:
             "i": record.tokens,
             "at_s": at_s,
         }
+        self._moved_s = at_s
         self.keep("tokens", row | {"text": text} if self.keep_text else row)
         self._progress.token(record.label)
 
@@ -171,10 +177,13 @@ class Load:
 
     def note_slots(self, said: str) -> None:
         """Note that something moved in /slots, and what it said, in words."""
-        self._alive_s, self._last_seen = self.clock(), said
+        self._alive_s = self._moved_s = self.clock()
+        self._last_seen = said
 
     def _stalled(self) -> bool:
-        return self.clock() - self._alive_s > self.plan.stall_timeout_s
+        # pings are signs of life while a long prompt is prefilled, but not for ever
+        now_s, limit_s = self.clock(), self.plan.stall_timeout_s
+        return now_s - self._alive_s > limit_s or now_s - self._moved_s > PINGS_ALONE * limit_s
 
     async def _watch(self, tasks: list[asyncio.Task[RequestRecord]]) -> None:
         """Give the load up when nothing at all has come for too long."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from labkit.engine.http import NOBODY, Address, Answer, http_client, look
+from labkit.engine.http import NOBODY, Address, Answer
+from labkit.engine.untrusted import items, mapping, switch, whole
+from labkit.measure.poller import Poller
 from labkit.measure.stream import Clock
 from labkit.settings import SampleSettings
 
@@ -30,27 +32,32 @@ def parse_slots(body: Any) -> list[dict[str, Any]]:
     """
     if not isinstance(body, list) or not all(isinstance(slot, dict) for slot in body):
         raise UnknownShapeError(f"/slots answered {type(body).__name__}, not a list of slots")
-    return [_parse_slot(slot) for slot in body]
+    slots = [_parse_slot(slot) for slot in body]
+    if len({slot["id"] for slot in slots}) < len(slots):
+        raise UnknownShapeError("/slots names one slot twice: the slots of several servers?")
+    return slots
 
 
 def _parse_slot(slot: dict[str, Any]) -> dict[str, Any]:
     if "is_processing" not in slot or "id" not in slot:
         age = " (it has `state`: a build before b4027)" if "state" in slot else ""
         raise UnknownShapeError(f"unknown shape of /slots: no is_processing{age}")
-    following = slot.get("next_token") or {}
-    if isinstance(following, list):
-        following = following[0] if following else {}
-    params = slot.get("params") or {}
+    number, busy = whole(slot["id"]), switch(slot["is_processing"])
+    if number is None or busy is None:
+        raise UnknownShapeError("unknown shape of /slots: an id or an is_processing of an odd type")
+    following = slot.get("next_token")
+    next_token = items(following)[0] if items(following) else mapping(following)
     return {
-        "id": slot["id"],
-        "busy": bool(slot["is_processing"]),
-        "id_task": slot.get("id_task"),
-        "seed": params.get("seed"),
-        "n_ctx": slot.get("n_ctx"),
-        "n_decoded": following.get("n_decoded"),
-        "n_prefilled": slot.get("n_prompt_tokens_processed"),
+        "id": number,
+        "busy": busy,
+        "id_task": whole(slot.get("id_task")),
+        "seed": whole(mapping(slot.get("params")).get("seed")),
+        "n_ctx": whole(slot.get("n_ctx")),
+        "speculative": switch(slot.get("speculative")),
+        "n_decoded": whole(next_token.get("n_decoded")),
+        "n_prefilled": whole(slot.get("n_prompt_tokens_processed")),
         # its name says prompt, but it is all the slot holds: prompt and generated (server-context.cpp)
-        "n_cells": slot.get("n_prompt_tokens"),
+        "n_cells": whole(slot.get("n_prompt_tokens")),
     }
 
 
@@ -73,7 +80,7 @@ class SlotSampler:
     """
 
     def __init__(self, address: Address, settings: SampleSettings, clock: Clock, keep: Any) -> None:
-        self._client = http_client(address, timeout_s=settings.timeout_s)
+        self._poller = Poller(address, "/slots", settings.timeout_s, clock)
         self._interval_s = 1.0 / settings.poll_hz
         self._clock, self._keep = clock, keep
 
@@ -81,7 +88,7 @@ class SlotSampler:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._client.aclose()
+        await self._poller.aclose()
 
     async def poll(self) -> dict[str, Any]:
         """Poll once; the row says what went wrong instead of raising."""
@@ -92,9 +99,8 @@ class SlotSampler:
             "error": None,
             "slots": None,
         }
-        answer = await look(self._client, "/slots")
-        if answer.status is not None:
-            row |= {"received_s": self._clock(), "status": answer.status}
+        answer, arrived_s = await self._poller.get()
+        row |= {"received_s": arrived_s, "status": answer.status}
         if answer.json is None:
             row["error"] = _text(answer)
         else:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from labkit.engine.untrusted import finite, mapping, switch, whole
 from labkit.settings import RequestPlan
 
 ERROR_BODY_LIMIT = 4000
+OVERRUN_TOKENS = 8  # pieces above max_tokens at which the client hangs up
 Clock = Callable[[], float]
 
 
@@ -66,7 +68,7 @@ class RequestRecord:
         end_s: end of the stream.
         tokens: pieces of text streamed; `timings` has the server's own count.
         outcome: completed, slot_limit, does_not_fit, server_error, refused, disconnected, stalled,
-            cancelled or not_sent.
+            overrun (it streamed more than max_tokens), cancelled or not_sent.
         timings: the server's own (tools/server/server-task.cpp): prompt_n, prompt_ms, cache_n, ...
     """
 
@@ -141,12 +143,12 @@ class Stream:
     def _data(self, value: bytes, at_s: float) -> None:
         try:
             body = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             self._fail(f"an event that is not JSON: {value[:200]!r}")
             return
         try:
             self._body(body, at_s)
-        except (TypeError, AttributeError, KeyError, IndexError):
+        except (TypeError, AttributeError, KeyError, IndexError, ValueError):
             self._fail(f"an event of an unknown shape: {value[:200]!r}")
 
     def _body(self, body: dict[str, Any], at_s: float) -> None:
@@ -178,15 +180,20 @@ class Stream:
             self._details(body)
 
     def _facts(self, body: dict[str, Any]) -> None:
-        if body.get("timings"):
-            self.record.timings = body["timings"]
+        if timings := mapping(body.get("timings")):
+            # counts are whole, durations any number; anything else is no timing
+            self.record.timings = {
+                name: whole(value) if name.endswith("_n") else finite(value) for name, value in timings.items()
+            }
         if "__verbose" in body:
             self._details(body["__verbose"])
 
     def _details(self, final: dict[str, Any]) -> None:
-        if final.get("id_slot", -1) >= 0:
-            self.record.id_slot = final["id_slot"]
-        self.record.truncated = final.get("truncated", self.record.truncated)
+        # -1 while it isn't known (tools/server/server-context.cpp)
+        if (id_slot := whole(final.get("id_slot"))) is not None:
+            self.record.id_slot = id_slot
+        if (truncated := switch(final.get("truncated"))) is not None:
+            self.record.truncated = truncated
 
     def _token(self, at_s: float, text: str, *, is_answer: bool) -> None:
         record = self.record
@@ -196,6 +203,9 @@ class Stream:
             record.first_answer_s = at_s
         record.last_token_s = at_s
         record.tokens += 1
+        if record.tokens > self.plan.max_tokens + OVERRUN_TOKENS:
+            self.record.outcome = "overrun"
+            self.record.error = f"the server did not stop at max_tokens = {self.plan.max_tokens}: the client hung up"
         if self.keep_text:
             self._texts.append(text)
         self.on_token(record, at_s, text)
@@ -208,7 +218,7 @@ class Stream:
         """Settle the outcome of a stream that ended."""
         if self.keep_text:
             self.record.prompt, self.record.text = self.plan.prompt, "".join(self._texts)
-        if self.record.outcome == "server_error":
+        if self.record.outcome in ("server_error", "overrun"):
             return
         if not self.finished:
             self.record.outcome = "disconnected"

@@ -6,9 +6,10 @@ import asyncio
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from labkit.engine.effective import Effective
 from labkit.engine.http import http_client, look
@@ -16,32 +17,34 @@ from labkit.engine.open import open_server
 from labkit.engine.server import Server
 from labkit.measure.builds import Trait, traits_of
 from labkit.measure.experiment import warm_up_plan
-from labkit.measure.load import Load
+from labkit.measure.load import Load, check_allowed, prompt_tokens
 from labkit.measure.observe import SlotSampler
 from labkit.measure.stream import RequestRecord
-from labkit.settings import AttachSettings, LoadPlan, RequestPlan, SampleSettings, ServerSettings
+from labkit.settings import MAX_SLOTS, AttachSettings, LoadPlan, RequestPlan, SampleSettings, ServerSettings
 
 Finding = tuple[str, str]
 UNKNOWN = "not known"
+_END_LIMIT_S = 15.0  # for what it has started to be ended after an interrupt
 
 
-def doctor(engine: str = "embedded", *, model: str = "toy", allow_load: bool = False, **settings: Any) -> None:
+def doctor(
+    engine: str = "embedded", *, model: str = "toy", attach: AttachSettings | None = None, **settings: Any
+) -> None:
     """Print what a server offers: its build, its endpoints, what it does otherwise than other builds.
 
     A server that is started here is asked to answer one short request a slot; one behind a URL is only
-    looked at, unless allow_load is on. Works in a notebook and in a script.
+    looked at, unless `attach` allows load. Works in a notebook and in a script.
 
     Args:
         engine: "embedded", a path to a llama-server, or a URL.
         model: what to load; of a router, which model.
-        allow_load: send the short requests to a server behind a URL too.
+        attach: for a URL: whether the short requests may be sent, and at most how many.
         settings: more of ServerSettings.
 
     Raises:
         LabError: there is no such server, or it can't be used.
     """
-    attach = AttachSettings(allow_load=allow_load, max_requests=256)
-    findings = _finished(_examine(ServerSettings(engine=engine, model=model, **settings), attach))
+    findings = _finished(_examine(ServerSettings(engine=engine, model=model, **settings), attach or AttachSettings()))
     width = max(len(name) for name, _ in findings)
     for name, found in findings:
         print(f"{name:{width}}  {found}")  # noqa: T201
@@ -49,25 +52,27 @@ def doctor(engine: str = "embedded", *, model: str = "toy", allow_load: bool = F
 
 def _finished(work: Coroutine[Any, Any, list[Finding]]) -> list[Finding]:
     """Run a coroutine to its end, also where an event loop runs already (a notebook); an interrupt ends it."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    loop, result = asyncio.new_event_loop(), []
+    loop = asyncio.new_event_loop()
     task = loop.create_task(work)
-    task.add_done_callback(lambda _: loop.stop())
-    thread = threading.Thread(target=loop.run_forever, name="labkit-doctor")
-    thread.start()
-    try:
-        while thread.is_alive():
-            thread.join(0.1)
-        result = task.result()
-    finally:
-        if not task.done():
-            loop.call_soon_threadsafe(task.cancel)
-        thread.join()
+    over = threading.Event()
+
+    def run() -> None:
+        with suppress(BaseException):  # the task keeps it
+            loop.run_until_complete(task)
         loop.close()
-    return result
+        over.set()
+
+    threading.Thread(target=run, name="labkit-doctor", daemon=True).start()
+    try:
+        # short waits: an interrupt is noticed between them. Not join(): interrupted, it takes the thread for ended
+        while not over.wait(0.1):
+            pass
+    except BaseException:
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(task.cancel)
+        over.wait(_END_LIMIT_S)
+        raise
+    return task.result()
 
 
 async def _examine(settings: ServerSettings, attach: AttachSettings) -> list[Finding]:
@@ -90,20 +95,23 @@ async def _examine(settings: ServerSettings, attach: AttachSettings) -> list[Fin
 
 
 async def _short_requests(server: Server) -> list[RequestRecord]:
-    endpoint = "chat" if server.model.facts.has_chat_template else "completion"
+    endpoint: Literal["chat", "completion"] = "chat" if server.model.facts.has_chat_template else "completion"
     sample = RequestPlan(label="A", prompt="hi", max_tokens=1, seed=1, endpoint=endpoint)
-    slots = (server.effective.slots if server.effective else None) or 1
+    slots = min((server.effective.slots if server.effective else None) or 1, MAX_SLOTS)
+    if server.attach:
+        slots = min(slots, server.attach.max_requests)
     plan = warm_up_plan(slots, LoadPlan(requests=(sample,), stall_timeout_s=30))
+    if server.attach:
+        check_allowed(plan, await prompt_tokens(server.address, plan), server.attach)
     return await Load(plan, arm="doctor", clock=time.perf_counter, keep=lambda *_: None).run(server.address)
 
 
 async def _idle_slots(server: Server) -> list[dict[str, Any]] | None:
-    """Return the slots when they are idle again; None where /slots can't be read or wasn't asked."""
-    if server.attached and not (server.effective and "slot_cells" in server.effective.sources):
+    """Return the slots when they are idle again; None where /slots can't be read or mustn't be asked."""
+    if not server.slots_readable:
         return None
     rows: list[dict[str, Any]] = []
-    keep: Callable[[dict[str, Any]], None] = rows.append
-    async with SlotSampler(server.address, SampleSettings(), time.perf_counter, keep) as sampler:
+    async with SlotSampler(server.address, SampleSettings(), time.perf_counter, rows.append) as sampler:
         await sampler.until_idle(5.0)
     return rows[-1]["slots"] if rows else None
 
@@ -143,7 +151,7 @@ def _effective(server: Server) -> list[Finding]:
 
 def _streams(records: list[RequestRecord]) -> list[Finding]:
     if not records:
-        return [("answers", "not asked for: allow_load = True sends one short request a slot")]
+        return [("answers", "not asked for: attach=AttachSettings(allow_load=True) sends one short request a slot")]
     done = [record for record in records if record.outcome in ("completed", "slot_limit")]
     timed = sum(record.timings is not None for record in done)
     named = sum(record.id_slot is not None for record in done)

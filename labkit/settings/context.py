@@ -43,7 +43,8 @@ def effective_context(
     """Return the cells that a server has, by rule.
 
     Args:
-        ctx_size: cells asked for; 0: the model's training context.
+        ctx_size: cells asked for; 0: the cap on each slot times the slots, if there is one (newer builds), else
+            the model's training context.
         parallel: slots asked for; "auto": left to the server, which takes 4 and a unified cache
             whatever `kv_unified` says.
         kv_unified: KV mode asked for.
@@ -52,7 +53,8 @@ def effective_context(
     """
     auto = parallel == "auto" or int(parallel) < 0
     slots, unified = (AUTO_SLOTS, True) if auto else (int(parallel), kv_unified)
-    cells = padded(ctx_size or n_ctx_train or PADDING_CELLS)
+    capped = slots * per_slot_cells if unified and per_slot_cells else 0
+    cells = padded(ctx_size or capped or n_ctx_train or PADDING_CELLS)
     share = cells if unified else padded(cells // slots)
     pool = cells if unified else share * slots
     caps = [cap for cap in (n_ctx_train, per_slot_cells if unified else None) if cap]

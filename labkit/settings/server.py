@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from labkit.settings.values import CACHE_TYPES, CacheType, Positive, Setting, Switch, Texts, Whole, takes
+from labkit.settings.values import CACHE_TYPES, CacheType, Positive, Setting, Switch, Texts, Whole, no_secret, takes
 
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ, src/llama-cparams.h
 
@@ -19,8 +19,11 @@ class ServerSettings(Setting):
     `--parallel` and `--kv-unified`: tools/server/server.cpp).
     """
 
-    engine: str = Field(
-        "embedded", description="the wheel's own llama.cpp server, a path to a llama-server, or a server's URL"
+    engine: Annotated[str, AfterValidator(no_secret)] = Field(
+        "embedded",
+        min_length=1,
+        json_schema_extra=takes("a name, a path or a URL"),
+        description="the wheel's own llama.cpp server, a path to a llama-server, or a server's URL",
     )
     model: str = Field("smollm2-135m", description="smollm2-135m, toy, a path to a GGUF file, or hf:org/repo/file.gguf")
     parallel: Annotated[Whole, Field(ge=1, le=MAX_SLOTS)] | Literal["auto"] = Field(
@@ -52,10 +55,15 @@ class ServerSettings(Setting):
     gpu_layers: Annotated[Whole, Field(ge=0)] | Literal["auto"] = Field(
         "auto", description="layers on the GPU", json_schema_extra=takes('a whole number from 0, or "auto"')
     )
-    extra_args: Texts = Field((), description="more flags for a llama-server binary, recorded as they are")
+    extra_args: Annotated[Texts, AfterValidator(no_secret)] = Field(
+        (), description="more flags for a llama-server binary, recorded as they are"
+    )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: Annotated[Whole, Field(ge=1, le=65535)] | None = Field(
         None, description="port; none: a free one", json_schema_extra=takes("a port from 1 to 65535")
+    )
+    kv_unified_per_slot: Positive | None = Field(
+        None, description="cells of a unified pool that one slot may use at most, on builds that know it; none: no cap"
     )
     slots_endpoint: Switch = Field(True, description="offer /slots")
     metrics_endpoint: Switch = Field(True, description="offer /metrics")
@@ -67,4 +75,6 @@ class AttachSettings(Setting):
     allow_load: Switch = Field(False, description="may requests be sent to a server behind a URL?")
     max_requests: Positive = Field(8, description="requests sent to it at most")
     max_total_tokens: Positive = Field(4096, description="tokens it has to process at most, prompts and answers")
-    server_argv: str = Field("", description="its command line, if you know it: what its API does not tell")
+    server_argv: Annotated[str, AfterValidator(no_secret)] = Field(
+        "", description="its command line, if you know it: what its API does not tell"
+    )

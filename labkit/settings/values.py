@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -19,7 +20,7 @@ def not_bool(value: Any) -> Any:
     return value
 
 
-def _list_from_json(value: Any) -> Any:
+def list_from_json(value: Any) -> Any:
     # papermill's -p hands over '[1, 2, 4]' as a string
     if isinstance(value, str) and value.strip().startswith("["):
         return json.loads(value)
@@ -39,10 +40,45 @@ Seconds = Annotated[
     Field(gt=0, allow_inf_nan=False, json_schema_extra=takes("seconds above 0")),
 ]
 Switch = Annotated[bool, Field(json_schema_extra=takes("true or false"))]
-Texts = Annotated[
-    tuple[str, ...], BeforeValidator(_list_from_json), Field(json_schema_extra=takes("a list of strings"))
+Texts = Annotated[tuple[str, ...], BeforeValidator(list_from_json), Field(json_schema_extra=takes("a list of strings"))]
+Wholes = Annotated[
+    tuple[Positive, ...],
+    BeforeValidator(list_from_json),
+    Field(min_length=1, json_schema_extra=takes("a list of whole numbers from 1")),
 ]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+
+
+# a flag that carries a secret, a variable that does, an address with a user or parameters in it
+_SECRET_FLAG = re.compile(r"--?[\w-]*(api[-_]?key|[-_]token$|password|secret)|-hft$", re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9_]*(API_?KEY|TOKEN|SECRET|PASSWORD)[A-Z0-9_]*=")
+_SECRET_ADDRESS = re.compile(r"://[^/\s]*@|://\S*[?#]")
+
+
+def no_secret(value: Any) -> Any:
+    """Refuse what looks like a secret, without repeating it: papermill writes parameters into the notebook.
+
+    Raises:
+        ParameterError: it does.
+    """
+    words = value.split() if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
+    for word in map(str, words):
+        flag = word.partition("=")[0]
+        if _SECRET_FLAG.fullmatch(flag):
+            raise _written(flag)
+        if found := _SECRET_VARIABLE.search(word):
+            raise _written(found[0])
+        if _SECRET_ADDRESS.search(word):
+            raise _written("an address with a user, or parameters, in it")
+    return value
+
+
+def _written(what: str) -> ParameterError:
+    return ParameterError(
+        f"a parameter seems to carry a secret: {what}",
+        why="papermill has already written it into the notebook",
+        hint="make a new key, leave it out here, and pass it in the environment variable LABKIT_API_KEY",
+    )
 
 
 class Setting(BaseModel):

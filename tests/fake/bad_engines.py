@@ -68,5 +68,7 @@ BAD_ENGINES = [
     BadEngine(
         "fails at --version", script(f"[ $1 = --help ] && {HELP} || exit 3"), r"--version ended with exit code 3"
     ),
+    BadEngine("leaves a child behind", script("sleep 60 & sleep 60"), r"gives no answer within"),
+    BadEngine("never stops talking", script("yes"), r"is not a llama-server"),
     BadEngine("floods its output", script("yes x | head -c 30000000"), r"is not a llama-server"),
 ]

@@ -145,7 +145,7 @@ BAD_SERVERS = [
     BadServer("an Ollama server", fake(models=OLLAMA, props=error(404), health=error(404)), "not a llama.*by library"),
     BadServer("a web site", fake(everywhere=answers(200, "<html>")), r"not a llama-server.*not JSON \(text/html\)"),
     BadServer("500 everywhere", fake(everywhere=error(500)), r"not a llama-server.*500"),
-    BadServer("a router without a model", router(), r"router with 0 models.*none is listed"),
+    BadServer("a router without a model", router(), r"router with 0 models.*load a model there first"),
     BadServer(
         "a router, no model chosen",
         router(entry("org/a:Q4", "loaded"), entry("b", "unloaded")),
@@ -171,7 +171,7 @@ BAD_SERVERS = [
     BadServer("/slots is HTML", fake(slots=answers(200, "<html>")), r"/slots: 200, but not JSON", attaches=True),
     BadServer("/slots hangs", fake(slots=hang), r"/slots: no answer within the limit", attaches=True),
     BadServer("/slots of 10 MB", fake(slots=huge), r"/slots: more than 4 MB", attaches=True),
-    BadServer("/slots is an object", fake(slots=says({"slots": []})), r"can't be seen who owns a slot", attaches=True),
+    BadServer("/slots is an object", fake(slots=says({"slots": []})), r"200, but no list of slots", attaches=True),
     BadServer(
         "only /v1 comes through",
         fake(props=error(404), slots=error(404)),

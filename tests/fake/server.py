@@ -145,9 +145,10 @@ class FakeServer:
             self.routes.clear()
         self.seen: list[str] = []
         self._open: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> FakeServer:
-        self._server = await asyncio.start_server(self._serve, self.host, 0, ssl=self.tls)
+        self._server = await asyncio.start_server(self._connected, self.host, 0, ssl=self.tls)
         host = f"[{self.host}]" if ":" in self.host else self.host
         self.base_url = f"http{'s' if self.tls else ''}://{host}:{self._server.sockets[0].getsockname()[1]}"
         return self
@@ -155,12 +156,20 @@ class FakeServer:
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
         self.drop()
-        await asyncio.sleep(0)
+        # a handler that hangs is ended here: cancelled with the event loop it would be reported as an error
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def drop(self) -> None:
         """Cut every connection, as a dying server does."""
         for writer in self._open:
             writer.transport.abort()
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open.add(writer)

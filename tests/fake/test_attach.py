@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import ssl
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 import labkit as lab
 from labkit.engine import attach, http
 from labkit.errors import LabError, ParameterError
+from labkit.measure import load as loading
 from tests.fake.bad_servers import BAD_SERVERS, ROUTER_PROPS, BadServer, entry, error, says
 from tests.fake.server import MODEL, PROPS, Exchange, FakeServer
 
@@ -99,10 +102,10 @@ def test_a_server_that_loads_is_waited_for_and_said_so(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [
-        ("http://user:secret-9@127.0.0.1:1", "carries more than an address"),
-        ("http://127.0.0.1:1/?api_key=secret-9", "carries more than an address"),
-        ("http://", "names no host"),
-        ("http://127.0.0.1:port", "is no URL"),
+        ("http://", "a URL without a host"),
+        ("http://127.0.0.1:port-secret-9", "is no URL"),
+        ("http://[::1", "is no URL"),
+        ("http://xn--/", "is no URL|can't be used"),
     ],
 )
 def test_an_address_that_cannot_be_used_is_refused_without_repeating_a_secret(url: str, sentence: str) -> None:
@@ -291,9 +294,31 @@ def test_a_command_line_fills_in_what_the_api_does_not_tell() -> None:
     got = server.effective
     assert (got.kv_unified, got.pool_cells, got.batch_size, got.ubatch_size) == (False, 5120, 1024, 128)
     assert (got.slots, got.cont_batching) == (2, False)
+    assert known("LLAMA_ARG_NO_CONT_BATCHING=1 llama-server").effective.cont_batching is False
+    assert known("llama-server -np 2").effective.batch_size is None
     assert got.sources["slots"] == "/props"
     assert got.sources["kv_unified"] == "the command line given as server_argv"
     assert server.asked["parallel"] == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "unified", "pool"),
+    [
+        ("llama-server -np 0 -c 512", None, None),
+        ("llama-server -np ² -c 512", None, None),
+        ("llama-server -np auto -c 512", None, None),
+        ("llama-server -np -1 -c 512", True, 512),
+        ("llama-server -np 2 -kvu -c 0", True, None),
+        ("llama-server -np 2 -kvu -c 8k", True, None),
+        ("llama-server -np 2 -c " + "9" * 5000, False, None),
+        ("LLAMA_ARG_NO_KV_UNIFIED=0 llama-server -np 2 -c 512", False, 512),
+        ("llama-server -np 2 -c 512 LLAMA_ARG_KV_UNIFIED=1", False, 512),
+        ("LLAMA_ARG_FOO llama-server -np 2 -c 512 --temp 0.7", False, 512),
+    ],
+)
+def test_what_a_command_line_does_not_tell_stays_unknown(argv: str, unified: bool | None, pool: int | None) -> None:
+    got = known(argv).effective
+    assert (got.kv_unified, got.pool_cells) == (unified, pool)
 
 
 def test_without_a_slot_count_the_cache_is_unified_whatever_the_flag_says() -> None:
@@ -304,13 +329,181 @@ def test_without_a_slot_count_the_cache_is_unified_whatever_the_flag_says() -> N
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
-        ("llama-server --api-key secret-9", "make a new key"),
-        ("llama-server --api-key=secret-9", "make a new key"),
         ("llama-server -c", "-c stands without its value"),
+        ("llama-server -c --parallel 2", "-c stands without its value"),
         ("llama-server 'x", "is no command line"),
+        ("llama-server --parallel=4", "does not take --parallel=4: a value stands after a space"),
+        ("llama-server -np4 -c8192", "does not take -np4"),
+        ("llama-server -np 4; llama-server -np 8", "does not belong into one command line|stands without"),
+        ("llama-server -cb && rm -rf x", "does not belong into one command line"),
+        ("export LLAMA_ARG_N_PARALLEL=4", "does not belong into one command line"),
+        ('Environment="LLAMA_ARG_N_PARALLEL=4" llama-server', "does not belong into one command line"),
     ],
 )
 def test_a_command_line_that_cannot_be_used_is_refused(argv: str, sentence: str) -> None:
     with pytest.raises(ParameterError, match=sentence) as raised:
         known(argv)
     assert "secret-9" not in str(raised.value)
+
+
+# --- slow, endless and greedy -------------------------------------------------------------------------
+
+
+async def drip(exchange: Exchange) -> None:
+    await exchange.head(200, "application/json")
+    for _ in range(600):  # each byte comes well within the limit of a read
+        await exchange.send(b" ")
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("endpoint", ["health", "props", "models", "slots"])
+def test_an_answer_that_drips_for_ever_is_given_up(endpoint: str) -> None:
+    async def scene(fake: FakeServer) -> str:
+        try:
+            return "\n".join((await visit(fake.base_url))[1])
+        except LabError as problem:
+            return str(problem)
+
+    assert "no answer within the limit" in at_fake(scene, **{endpoint: drip}) or endpoint == "models"
+
+
+def test_a_server_that_ignores_max_tokens_is_left(tmp_path: Path) -> None:
+    sent = [0]
+
+    async def endless(exchange: Exchange) -> None:
+        await exchange.head()
+        while True:
+            sent[0] += 1
+            await exchange.token()
+            await asyncio.sleep(0.001)
+
+    run = lab.read_run(at_fake(lambda fake: measured(fake, tmp_path), chat=endless).folder)
+    assert (run.requests[0]["outcome"], run.requests[0]["tokens"]) == ("overrun", 4 + 8 + 1)
+    assert "did not stop at max_tokens = 4" in run.requests[0]["error"]
+    assert sent[0] < 200
+
+
+def test_pings_alone_do_not_keep_a_load_going_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "PINGS_ALONE", 0.4)
+
+    async def pings(exchange: Exchange) -> None:
+        await exchange.head()
+        while True:
+            await exchange.send(b":\n\n")
+            await asyncio.sleep(0.05)
+
+    run = lab.read_run(at_fake(lambda fake: measured(fake, tmp_path), chat=pings).folder)
+    assert run.requests[0]["outcome"] == "stalled"
+
+
+# --- the doctor ---------------------------------------------------------------------------------------
+
+
+def told(fake: FakeServer, **more: Any) -> Awaitable[None]:
+    return asyncio.to_thread(lab.doctor, fake.base_url, **more)
+
+
+def test_the_doctor_wakes_nobody_and_says_what_follows(capsys: pytest.CaptureFixture[str]) -> None:
+    async def scene(fake: FakeServer) -> list[str]:
+        await told(fake)
+        return fake.seen
+
+    seen = at_fake(scene, props=says(PROPS | {"is_sleeping": True}))
+    page = capsys.readouterr().out
+    assert set(seen) <= {"/health", "/v1/models", "/props"}
+    assert "the server is asleep" in page
+    assert "can't be decided: /slots does not say" in page.splitlines()[-1]
+
+
+def test_the_doctor_keeps_to_the_limits_on_load(capsys: pytest.CaptureFixture[str]) -> None:
+    async def scene(fake: FakeServer) -> int:
+        limits = lab.AttachSettings(allow_load=True, max_requests=3)
+        await told(fake, attach=limits)
+        return fake.seen.count("/v1/chat/completions")
+
+    assert at_fake(scene, props=says(PROPS | {"total_slots": 300}), slots=error(404)) == 3
+    assert "of 3 came" in capsys.readouterr().out
+
+
+def test_the_doctor_works_where_a_loop_runs_and_an_interrupt_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
+    from labkit.present.doctor import _finished
+
+    async def in_a_notebook() -> None:
+        async def quick() -> list[tuple[str, str]]:
+            return [("a", "b")]
+
+        assert _finished(quick()) == [("a", "b")]
+        ended = []
+
+        async def slow() -> list[tuple[str, str]]:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append(True)
+            return []
+
+        threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            _finished(slow())
+        assert ended
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(in_a_notebook())
+        loop.close()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# --- secrets ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"engine": "http://user:secret-9@127.0.0.1:1"},
+        {"engine": "http://127.0.0.1:1/?api_key=secret-9"},
+        {"server_argv": "llama-server --api-key secret-9"},
+        {"server_argv": "llama-server --api_key=secret-9"},
+        {"server_argv": "llama-server --hf_token secret-9"},
+        {"server_argv": "LLAMA_API_KEY=secret-9 llama-server"},
+        {"server_argv": "docker run -e HF_TOKEN=secret-9 llama"},
+        {"server_argv": "docker run --env=LLAMA_API_KEY=secret-9 llama"},
+        {"server_argv": "llama-server --model-url https://u:secret-9@host/m.gguf"},
+        {"extra_args": ["--api-key", "secret-9"]},
+        {"extra_args": '["-hft", "secret-9"]'},
+        {"extra_args": ["--model-url", "https://u:secret-9@host/m.gguf"]},
+    ],
+    ids=str,
+)
+def test_a_secret_in_a_parameter_is_refused_before_anything_is_written(settings: dict[str, Any]) -> None:
+    with pytest.raises(ParameterError, match=r"seems to carry a secret.*make a new key") as raised:
+        lab.LateArrival(**settings)
+    assert "secret-9" not in str(raised.value)
+
+
+def test_paths_and_counts_are_no_secrets() -> None:
+    lab.LateArrival(engine="/home/me/api-key-test/llama-server", extra_args=["--checkpoint-every-n-tokens", "5"])
+    lab.LateArrival(server_argv="llama-server -m /secret/token.gguf --temp 0.7 --spm-infill")
+
+
+@pytest.mark.parametrize("key", ["sécret-9", "two words", "a\tb"])
+def test_a_key_that_no_header_can_carry_is_refused_without_repeating_it(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LABKIT_API_KEY", key)
+    with pytest.raises(ParameterError, match="can't be sent in a request header") as raised:
+        asyncio.run(visit("http://127.0.0.1:1"))
+    assert key not in str(raised.value)
+
+
+def test_a_key_file_that_is_no_text_is_refused_and_blanks_around_a_key_do_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "key").write_bytes(b"\xff\xfe\x00")
+    monkeypatch.setenv("LABKIT_API_KEY_FILE", str(tmp_path / "key"))
+    with pytest.raises(ParameterError, match="can't be sent"):
+        asyncio.run(visit("http://127.0.0.1:1"))
+    monkeypatch.setenv("LABKIT_API_KEY", " right\n")
+    at_fake(lambda fake: visit(fake.base_url), props=locked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import psutil
 import pytest
 
 import labkit as lab
@@ -23,11 +24,13 @@ FLAGS = (
 def test_every_bad_engine_gets_one_clear_sentence(
     bad: BadEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(binary, "PROBE_LIMIT_S", 0.5 if "never" in bad.name else 20.0)
+    monkeypatch.setattr(binary, "PROBE_LIMIT_S", 0.5 if "answers" in bad.name or "child" in bad.name else 20.0)
     with pytest.raises(EngineError) as raised:
         probe(str(bad.make(tmp_path)))
     assert re.search(bad.says, str(raised.value)), raised.value
     assert "Try: " in str(raised.value)
+    # nothing that it has started is left
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or ())]
 
 
 @pytest.mark.parametrize(
@@ -54,6 +57,22 @@ def test_a_probe_hands_over_no_secret_and_no_flag(tmp_path: Path, monkeypatch: p
     path = script(f"env > {tmp_path}/env; [ $1 = --help ] && printf '%b' '{FLAGS}' || echo 'version: 1 (a)'")(tmp_path)
     probe(str(path))
     assert "planted" not in (tmp_path / "env").read_text()
+
+
+def test_a_child_that_keeps_the_output_open_does_not_make_a_good_binary_bad(tmp_path: Path) -> None:
+    path = script(f"sleep 60 & [ $1 = --help ] && printf '%b' '{FLAGS}' || echo 'version: 1 (a)'")(tmp_path)
+    assert probe(str(path)).number == 1
+
+
+@pytest.mark.parametrize("engine", ["~nosuchuser/x", "x" * 5000])
+def test_a_path_that_is_none_is_refused(engine: str) -> None:
+    with pytest.raises(EngineError, match="no path that can be used"):
+        probe(engine)
+
+
+def test_an_address_without_http_is_understood() -> None:
+    with pytest.raises(EngineError, match=r"Try: http://localhost:8080, if it is a server's address"):
+        probe("localhost:8080")
 
 
 def test_a_build_number_is_read_from_build_info() -> None:

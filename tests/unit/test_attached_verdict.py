@@ -62,20 +62,58 @@ def test_a_hidden_slots_endpoint_leaves_the_order_of_tokens_undecided() -> None:
     assert "offers /slots" in verdict.checks[0].hint
 
 
-def test_one_poll_that_shows_both_is_enough() -> None:
-    first = []
+def test_an_answer_from_another_slot_than_slots_shows_is_another_server() -> None:
+    data = recorded(treatment=Scenario())
+    data.run["arms"]["treatment"]["server"] |= {"attached": True}
+    for row in data.requests:
+        row["id_slot"] = 0
+    check = lab.judge_late_arrival(data).checks[0]
+    assert check.status == "inconclusive"
+    assert "another slot than its own answer names" in check.why
 
+
+def test_a_slot_count_that_changes_is_several_servers() -> None:
+    def fewer(polls: list[dict[str, Any]]) -> None:
+        polls[-1]["slots"] = polls[-1]["slots"][:1]
+
+    verdict = attached(fewer)
+    assert verdict.status == "inconclusive"
+    assert "several servers answer it" in verdict.checks[0].why
+
+
+def test_a_first_token_that_a_proxy_made_up_is_not_a_joining() -> None:
+    # without batching B waits on its slot; something sends B's first piece of text at once
+    data = recorded(treatment=Scenario(joins=False))
+    data.run["arms"]["treatment"]["server"] |= {"attached": True}
+    b = next(row for row in data.requests if row["label"] == "B")
+    early_s = b["sent_s"] + 0.05
+    b["first_token_s"] = early_s
+    tokens = [row for row in data.tokens if row["label"] == "B"]
+    tokens[0]["at_s"] = early_s
+    assert lab.judge_late_arrival(data).status != "supported"
+
+
+def test_without_timings_nothing_is_refuted() -> None:
+    data = recorded(treatment=Scenario(joins=False))
+    for row in data.requests:
+        row["timings"] = None
+    verdict = lab.judge_late_arrival(data)
+    assert verdict.status == "inconclusive"
+    assert "no timings" in verdict.checks[0].why
+
+
+def test_one_poll_that_shows_both_progress_is_enough() -> None:
     def once(polls: list[dict[str, Any]]) -> None:
-        both = [
-            n
-            for n, poll in enumerate(polls)
-            if {SEEDS["A"], SEEDS["B"]} <= {s["seed"] for s in poll["slots"] if s["busy"]}
-        ]
-        first.append(both[0])
-        shown(polls, "B", lambda n: n not in both[1:])
+        def progressing(poll: dict[str, Any]) -> bool:
+            return {SEEDS["A"], SEEDS["B"]} <= {s["seed"] for s in poll["slots"] if s["busy"] and s["n_decoded"] < 16}
 
-    assert attached(once, b_tokens=4).status == "supported"
-    assert first
+        both = [n for n, poll in enumerate(polls) if progressing(poll)]
+        shown(polls, "B", lambda n: n in both[:1])
+
+    # few polls fall into B's life: the other witness may have missed it, as long as it does not hide it
+    verdict = attached(once, a_tokens=14, trigger=2, b_tokens=5)
+    assert verdict.checks[0].numbers["B"]["polls_joined"] == 1
+    assert verdict.status == "supported"
 
 
 @pytest.mark.parametrize("joins", [True, False])

@@ -17,7 +17,7 @@ from tests.conftest import PROJECT
 MODELS: dict[str, type[Setting]] = {"03_late_arrival": lab.LateArrival}
 NOTEBOOKS = sorted((PROJECT / "notebooks").glob("[0-9]*.ipynb"))
 # flags that a notebook need not list; they can be passed all the same
-UNLISTED = {"host", "slots_endpoint", "metrics_endpoint"}
+UNLISTED = {"host", "kv_unified_per_slot", "slots_endpoint", "metrics_endpoint"}
 
 
 def cells(path: Path, kind: str = "code") -> list[Any]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 
-import labkit as lab
-from labkit.engine.http import Address
-from labkit.measure.observe import SlotSampler, UnknownShapeError, parse_slots
+from labkit.measure.observe import UnknownShapeError, parse_slots
 
 NEXT = {"has_next_token": True, "has_new_line": False, "n_remain": 22, "n_decoded": 10}
 BUSY = {"id": 1, "n_ctx": 2048, "speculative": False, "is_processing": True, "id_task": 5, "params": {"seed": 7}}
@@ -52,48 +49,3 @@ def test_unknown_keys_are_ignored_and_missing_counters_stay_unknown() -> None:
 def test_a_shape_that_cannot_be_read_is_named(body: Any, complaint: str) -> None:
     with pytest.raises(UnknownShapeError, match=complaint):
         parse_slots(body)
-
-
-async def poll_once(answer: httpx.Response | Exception) -> dict[str, Any]:
-    def handle(request: httpx.Request) -> httpx.Response:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    kept: list[dict[str, Any]] = []
-    ticks = iter(range(100))
-    sampler = SlotSampler(Address("http://lab"), lab.SampleSettings(), lambda: float(next(ticks)), kept.append)
-    await sampler._client.aclose()
-    sampler._client = httpx.AsyncClient(base_url="http://lab", transport=httpx.MockTransport(handle))
-    async with sampler:
-        row = await sampler.poll()
-    assert kept == [row]
-    return row
-
-
-@pytest.mark.parametrize(
-    ("answer", "error"),
-    [
-        (httpx.Response(501, json={"error": {}}), "/slots is disabled"),
-        (httpx.Response(401), "401: a key is needed"),
-        (httpx.Response(404), "/slots: 404"),
-        (httpx.Response(200, text="<html>"), "not JSON"),
-        (httpx.Response(200, json={"a": 1}), "not a list of slots"),
-        (httpx.ReadTimeout("slow"), "no answer within the limit"),
-        (httpx.ConnectError("gone"), "nothing answers there"),
-    ],
-)
-def test_a_poll_that_fails_is_a_row_with_its_reason(answer: httpx.Response | Exception, error: str) -> None:
-    import asyncio
-
-    row = asyncio.run(poll_once(answer))
-    assert error in row["error"]
-    assert row["slots"] is None
-    assert row["sent_s"] == 0.0
-
-
-def test_both_times_of_a_poll_are_kept() -> None:
-    import asyncio
-
-    row = asyncio.run(poll_once(httpx.Response(200, json=[])))
-    assert (row["sent_s"], row["received_s"], row["slots"], row["error"]) == (0.0, 1.0, [], None)

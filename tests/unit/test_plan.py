@@ -16,7 +16,7 @@ from labkit.errors import ParameterError
 
 def plan(has_chat_template: bool = True, **parameters: Any) -> lab.LoadPlan:
     facts = SimpleNamespace(has_chat_template=has_chat_template)
-    server = SimpleNamespace(model=SimpleNamespace(facts=facts), require_load_allowed=lambda: None)
+    server = SimpleNamespace(model=SimpleNamespace(facts=facts), require_load_allowed=lambda: None, attached=False)
     return asyncio.run(lab.late_arrival_plan(lab.LateArrival(**parameters), server))  # type: ignore[arg-type]
 
 
