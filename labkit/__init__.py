@@ -11,102 +11,286 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.analyze import readings
+    from labkit.analyze import (
+        build_charts,
+        build_view,
+        compare_readings,
+        counter_readings,
+        exhaustion_readings,
+        kv_readings,
+        readings,
+        slot_readings,
+    )
+    from labkit.analyze.build import judge_build
     from labkit.analyze.charts import inter_token_gaps, tokens_over_time
+    from labkit.analyze.chosen import chosen_arms
+    from labkit.analyze.compare_charts import change_intervals, ttft_before_after
+    from labkit.analyze.compare_runs import compared, judge_compare_runs
+    from labkit.analyze.counter_charts import memory_over_time, processing_and_deferred, tokens_per_call
+    from labkit.analyze.counter_tables import counters_table, record_table, shared_calls_table
+    from labkit.analyze.counters_compared import counters_compared
     from labkit.analyze.effective import settings_table
+    from labkit.analyze.exhaustion_readings import exhaustion_table
     from labkit.analyze.frames import RunFrames
+    from labkit.analyze.kv_cell_charts import kv_cells_over_time, kv_peaks
+    from labkit.analyze.kv_charts import kv_ledger
+    from labkit.analyze.kv_exhaustion import judge_kv_exhaustion
+    from labkit.analyze.kv_memory_charts import kv_memory, lengths_that_fit
+    from labkit.analyze.kv_modes import judge_kv_modes, kv_stop_reason
+    from labkit.analyze.kv_tables import kv_fates_table, kv_servers_table
     from labkit.analyze.lanes import slot_lanes
     from labkit.analyze.late_arrival import judge_late_arrival
+    from labkit.analyze.metrics_and_gpu import judge_metrics_and_gpu
     from labkit.analyze.naive import naive_criteria
+    from labkit.analyze.planner import context_plan, context_table
+    from labkit.analyze.recommend import recommend_slots
+    from labkit.analyze.slot_charts import scaling_chart, waiting_split
+    from labkit.analyze.slot_escalation import judge_slot_escalation, passed_steps, step_outcome
+    from labkit.analyze.slot_tables import step_table, waits_table
     from labkit.analyze.verdict import Check, Verdict
     from labkit.engine.attach import attach_server
+    from labkit.engine.bare import start_bare
     from labkit.engine.models import resolve_model
     from labkit.engine.open import open_server
     from labkit.engine.server import Server
     from labkit.engine.start import start_server
     from labkit.errors import LabError
+    from labkit.measure.build import look_at_machine, note_defaults, prepare_engine, smoke_plan
+    from labkit.measure.compare_runs import read_sides
     from labkit.measure.experiment import measure_arm
+    from labkit.measure.kv_exhaustion import exhaustion_plan, measure_exhaustion
+    from labkit.measure.kv_modes import load_kv_servers, start_kv_servers
     from labkit.measure.late_arrival import late_arrival_plan
+    from labkit.measure.metrics_and_gpu import ask_without_metrics, metrics_and_gpu_plan, one_after_another, rehearse
     from labkit.measure.record import Run, open_run, read_run
+    from labkit.measure.slot_escalation import measure_ceiling, measure_small_pool, measure_step, repeat_order
+    from labkit.measure.slot_loads import plan_loads
     from labkit.present.doctor import doctor
     from labkit.present.headline import Headline, repeat_command
     from labkit.present.parameters import parameters
     from labkit.present.show import read_out, show, table
-    from labkit.settings import AttachSettings, LateArrival, LoadPlan, RequestPlan, SampleSettings, ServerSettings
+    from labkit.settings import (
+        AttachSettings,
+        Build,
+        CompareRuns,
+        KvExhaustion,
+        KvModes,
+        LateArrival,
+        LoadPlan,
+        MetricsAndGpu,
+        RequestPlan,
+        SampleSettings,
+        ServerSettings,
+        SlotEscalation,
+    )
 
 # name: module that has it; a colon at the end: the module itself
 _HOME = {
     "AttachSettings": "settings",
+    "Build": "settings",
     "Check": "analyze.verdict",
+    "CompareRuns": "settings",
     "Headline": "present.headline",
+    "KvExhaustion": "settings",
+    "KvModes": "settings",
     "LabError": "errors",
     "LateArrival": "settings",
     "LoadPlan": "settings",
+    "MetricsAndGpu": "settings",
     "RequestPlan": "settings",
     "Run": "measure.record",
     "RunFrames": "analyze.frames",
     "SampleSettings": "settings",
     "Server": "engine.server",
     "ServerSettings": "settings",
+    "SlotEscalation": "settings",
     "Verdict": "analyze.verdict",
+    "ask_without_metrics": "measure.metrics_and_gpu",
     "attach_server": "engine.attach",
+    "build_charts": "analyze.build_charts:",
+    "build_view": "analyze.build_view:",
+    "change_intervals": "analyze.compare_charts",
+    "chosen_arms": "analyze.chosen",
+    "compare_readings": "analyze.compare_readings:",
+    "compared": "analyze.compare_runs",
+    "context_plan": "analyze.planner",
+    "context_table": "analyze.planner",
+    "counter_readings": "analyze.counter_readings:",
+    "counters_compared": "analyze.counters_compared",
+    "counters_table": "analyze.counter_tables",
     "doctor": "present.doctor",
+    "exhaustion_plan": "measure.kv_exhaustion",
+    "exhaustion_readings": "analyze.exhaustion_readings:",
+    "exhaustion_table": "analyze.exhaustion_readings",
     "inter_token_gaps": "analyze.charts",
+    "judge_build": "analyze.build",
+    "judge_compare_runs": "analyze.compare_runs",
+    "judge_kv_exhaustion": "analyze.kv_exhaustion",
+    "judge_kv_modes": "analyze.kv_modes",
     "judge_late_arrival": "analyze.late_arrival",
+    "judge_metrics_and_gpu": "analyze.metrics_and_gpu",
+    "judge_slot_escalation": "analyze.slot_escalation",
+    "kv_cells_over_time": "analyze.kv_cell_charts",
+    "kv_fates_table": "analyze.kv_tables",
+    "kv_ledger": "analyze.kv_charts",
+    "kv_memory": "analyze.kv_memory_charts",
+    "kv_peaks": "analyze.kv_cell_charts",
+    "kv_readings": "analyze.kv_readings:",
+    "kv_servers_table": "analyze.kv_tables",
+    "kv_stop_reason": "analyze.kv_modes",
     "late_arrival_plan": "measure.late_arrival",
+    "lengths_that_fit": "analyze.kv_memory_charts",
+    "load_kv_servers": "measure.kv_modes",
+    "look_at_machine": "measure.build",
     "measure_arm": "measure.experiment",
+    "measure_ceiling": "measure.slot_escalation",
+    "measure_exhaustion": "measure.kv_exhaustion",
+    "measure_small_pool": "measure.slot_escalation",
+    "measure_step": "measure.slot_escalation",
+    "memory_over_time": "analyze.counter_charts",
+    "metrics_and_gpu_plan": "measure.metrics_and_gpu",
     "naive_criteria": "analyze.naive",
+    "note_defaults": "measure.build",
+    "one_after_another": "measure.metrics_and_gpu",
     "open_run": "measure.record",
     "open_server": "engine.open",
     "parameters": "present.parameters",
+    "passed_steps": "analyze.slot_escalation",
+    "plan_loads": "measure.slot_loads",
+    "prepare_engine": "measure.build",
+    "processing_and_deferred": "analyze.counter_charts",
     "read_out": "present.show",
     "read_run": "measure.record",
+    "read_sides": "measure.compare_runs",
     "readings": "analyze.readings:",
+    "recommend_slots": "analyze.recommend",
+    "record_table": "analyze.counter_tables",
+    "rehearse": "measure.metrics_and_gpu",
     "repeat_command": "present.headline",
+    "repeat_order": "measure.slot_escalation",
     "resolve_model": "engine.models",
+    "scaling_chart": "analyze.slot_charts",
     "settings_table": "analyze.effective",
+    "shared_calls_table": "analyze.counter_tables",
     "show": "present.show",
     "slot_lanes": "analyze.lanes",
+    "slot_readings": "analyze.slot_readings:",
+    "smoke_plan": "measure.build",
+    "start_bare": "engine.bare",
+    "start_kv_servers": "measure.kv_modes",
     "start_server": "engine.start",
+    "step_outcome": "analyze.slot_escalation",
+    "step_table": "analyze.slot_tables",
     "table": "present.show",
     "tokens_over_time": "analyze.charts",
+    "tokens_per_call": "analyze.counter_charts",
+    "ttft_before_after": "analyze.compare_charts",
+    "waiting_split": "analyze.slot_charts",
+    "waits_table": "analyze.slot_tables",
 }
 
 __all__ = [
     "AttachSettings",
+    "Build",
     "Check",
+    "CompareRuns",
     "Headline",
+    "KvExhaustion",
+    "KvModes",
     "LabError",
     "LateArrival",
     "LoadPlan",
+    "MetricsAndGpu",
     "RequestPlan",
     "Run",
     "RunFrames",
     "SampleSettings",
     "Server",
     "ServerSettings",
+    "SlotEscalation",
     "Verdict",
+    "ask_without_metrics",
     "attach_server",
+    "build_charts",
+    "build_view",
+    "change_intervals",
+    "chosen_arms",
+    "compare_readings",
+    "compared",
+    "context_plan",
+    "context_table",
+    "counter_readings",
+    "counters_compared",
+    "counters_table",
     "doctor",
+    "exhaustion_plan",
+    "exhaustion_readings",
+    "exhaustion_table",
     "inter_token_gaps",
+    "judge_build",
+    "judge_compare_runs",
+    "judge_kv_exhaustion",
+    "judge_kv_modes",
     "judge_late_arrival",
+    "judge_metrics_and_gpu",
+    "judge_slot_escalation",
+    "kv_cells_over_time",
+    "kv_fates_table",
+    "kv_ledger",
+    "kv_memory",
+    "kv_peaks",
+    "kv_readings",
+    "kv_servers_table",
+    "kv_stop_reason",
     "late_arrival_plan",
+    "lengths_that_fit",
+    "load_kv_servers",
+    "look_at_machine",
     "measure_arm",
+    "measure_ceiling",
+    "measure_exhaustion",
+    "measure_small_pool",
+    "measure_step",
+    "memory_over_time",
+    "metrics_and_gpu_plan",
     "naive_criteria",
+    "note_defaults",
+    "one_after_another",
     "open_run",
     "open_server",
     "parameters",
+    "passed_steps",
+    "plan_loads",
+    "prepare_engine",
+    "processing_and_deferred",
     "read_out",
     "read_run",
+    "read_sides",
     "readings",
+    "recommend_slots",
+    "record_table",
+    "rehearse",
     "repeat_command",
+    "repeat_order",
     "resolve_model",
+    "scaling_chart",
     "settings_table",
+    "shared_calls_table",
     "show",
     "slot_lanes",
+    "slot_readings",
+    "smoke_plan",
+    "start_bare",
+    "start_kv_servers",
     "start_server",
+    "step_outcome",
+    "step_table",
     "table",
     "tokens_over_time",
+    "tokens_per_call",
+    "ttft_before_after",
+    "waiting_split",
+    "waits_table",
 ]
 
 __version__ = "0.1.0"

@@ -285,7 +285,10 @@ class RunFrames:
         ]
 
     def _slot_of(self, row: dict[str, Any]) -> tuple[int | None, float]:
-        """Return a request's slot and when it had it: at its sending, unless polls show it without one."""
+        """Return a request's slot and when it had it: at its sending, unless polls show it without a slot to have.
+
+        A free slot means that the server has not taken the request in yet: it does so between two steps.
+        """
         slot, sent_s = row["id_slot"], row["sent_s"]
         seen_without = 0
         for poll in self.data.slots:
@@ -293,9 +296,10 @@ class RunFrames:
                 continue
             mine = next((s["id"] for s in poll["slots"] if s["busy"] and s["seed"] == row["seed"]), None)
             if mine is not None:
-                # one poll without it may just have been on its way
-                return (mine if slot is None else slot), (poll["sent_s"] if seen_without > 1 else sent_s)
-            seen_without += 1
+                # one poll without it may just have been on its way; a late answer tells of its end, not of its sending
+                return (mine if slot is None else slot), (poll["received_s"] or sent_s if seen_without > 1 else sent_s)
+            wanted = [s for s in poll["slots"] if row["id_slot_asked"] in (None, s["id"])]
+            seen_without += all(s["busy"] for s in wanted)
         return slot, sent_s
 
     @cached_property

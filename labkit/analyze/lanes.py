@@ -21,6 +21,7 @@ from labkit.analyze.palette import (
     finish,
     nothing_to_draw,
 )
+from labkit.analyze.placing import Room
 from labkit.analyze.thinning import foreign_spans, poll_spans, thinned, thinning_note
 
 if TYPE_CHECKING:
@@ -32,13 +33,14 @@ BAR_TOP, BAR_BOTTOM, STRIP_TOP, STRIP_BOTTOM = 0.30, 0.74, 0.82, 0.93
 ALIGNS = ("left", "center", "right")
 
 
-def slot_lanes(frames: RunFrames, *, title: str, subtitle: list[str]) -> Any:
+def slot_lanes(frames: RunFrames, *, title: str, subtitle: list[str], early: str | None = "A") -> Any:
     """Draw the lanes of every arm under each other on one time axis.
 
     Args:
         frames: the run.
         title: what the picture shows.
         subtitle: run facts, a line each.
+        early: the request whose last token matters to the others, which get an arrival mark; None: all are alike.
 
     Returns:
         An alt.VConcatChart.
@@ -49,7 +51,7 @@ def slot_lanes(frames: RunFrames, *, title: str, subtitle: list[str]) -> Any:
         return nothing_to_draw(alt, title, subtitle)
     end_s = max(float(frames.phases["end_s"].max()), 0.1)
     datasets = Datasets()
-    arms = [_Arm(frames, arm, end_s, datasets).chart(alt, last=arm == frames.arms[-1]) for arm in frames.arms]
+    arms = [_Arm(frames, arm, end_s, datasets, early).chart(alt, last=arm == frames.arms[-1]) for arm in frames.arms]
     legend = "outline: waits · solid: prefill · tint: decode · tick: a token reaches the client"
     strip = "strip under a lane: what /slots said, filled = progress of this very task, hollow = busy without any"
     look = finish(title, [*subtitle, legend, strip, *thinning_note(frames)])
@@ -60,8 +62,8 @@ def slot_lanes(frames: RunFrames, *, title: str, subtitle: list[str]) -> Any:
 class _Arm:
     """One arm's rows on a quantitative y axis: 0 is the top, each lane is 1 high."""
 
-    def __init__(self, frames: RunFrames, arm: str, end_s: float, datasets: Datasets) -> None:
-        self.frames, self.arm, self.end_s, self.datasets = frames, arm, end_s, datasets
+    def __init__(self, frames: RunFrames, arm: str, end_s: float, datasets: Datasets, early: str | None) -> None:
+        self.frames, self.arm, self.end_s, self.datasets, self.early = frames, arm, end_s, datasets, early
         self.phases = self._of(frames.phases)
         self.requests = self._of(frames.requests)
         self.deferred = list(dict.fromkeys(self.phases[self.phases["phase"] == "deferred"]["label"]))
@@ -88,6 +90,8 @@ class _Arm:
         self.alt, self.last = alt, last
         labels = [*sorted(set(self.requests["label"])), FOREIGN]
         scale = colours(alt, labels)
+        self.room = Room(self.end_s * 1.005)
+        self.names = self._names()
         self.colour = alt.Color("label:N", scale=scale, legend=None)
         self.stroke = alt.Stroke("label:N", scale=scale, legend=None)
         layers = [
@@ -99,8 +103,8 @@ class _Arm:
             self._ticks(),
             *self._strip(),
             self._last_token(),
-            *self._texts(),
             *self._stalls(),
+            *self._texts(),
             *self._arrivals(),
         ]
         height = int(QUEUE_PX * (1 + len(self.deferred)) + LANE_PX * len(self.slots))
@@ -213,7 +217,7 @@ class _Arm:
         return [fresh, stale.encode(self.stroke)]
 
     def _last_token(self) -> Any:
-        a = self.phases[(self.phases["label"] == "A") & (self.phases["phase"] == "decode")]
+        a = self.phases[(self.phases["label"] == self.early) & (self.phases["phase"] == "decode")]
         rows = [{"x": float(row.end_s), "y": 0.0, "y2": self.height} for row in a.itertuples()]
         return self._marks(rows).mark_rule(color=INK, strokeDash=[2, 3], strokeWidth=1.2).encode(self.alt.Y2("y2:Q"))
 
@@ -225,29 +229,45 @@ class _Arm:
 
     def _texts(self) -> list[Any]:
         stalled = set(self._of(self.frames.stalls)["label"])
-        names, details, end_details = [], [], []
+        details, end_details = [], []
         for row in self.requests.itertuples():
-            spans = self.phases[(self.phases["label"] == row.label) & self.phases["phase"].isin(["prefill", "decode"])]
-            if spans.empty or spans["slot"].isna().all():
+            spans = self._ran(row.label)
+            if spans is None:
                 continue
             y = self._lane(spans["slot"].dropna().iloc[0]) + 0.17
-            names.append({"x": float(spans["start_s"].min()), "y": y, "text": row.label, "label": row.label})
             # a stalled stream has words of its stalls near its start, and is long: its details go to its end
             if row.label in stalled:
                 end_details.append({"x": float(spans["end_s"].max()), "y": y, "text": self._detail(row)})
             else:
                 details.append({"x": float(spans["start_s"].min()), "y": y, "text": self._detail(row)})
+        details = [word for word in details if self.room.take(word, dx=18)]
+        end_details = [word for word in end_details if self.room.take(word, dx=-6, align="right")]
         return [
-            self._text(names, fontSize=15, fontWeight="bold", dx=1).encode(self.colour),
+            self._text(self.names, fontSize=15, fontWeight="bold", dx=1).encode(self.colour),
             self._text(details, color=QUIET_INK, dx=18, fontSize=11.5),
             self._text(end_details, color=QUIET_INK, dx=-6, fontSize=11.5, align="right"),
             *self._end_texts(),
         ]
 
+    def _ran(self, label: str) -> pd.DataFrame | None:
+        """Return a request's prefill and decode, None if it had neither on a slot."""
+        mine = self.phases[(self.phases["label"] == label) & self.phases["phase"].isin(["prefill", "decode"])]
+        return None if mine.empty or mine["slot"].isna().all() else mine
+
+    def _names(self) -> list[dict[str, Any]]:
+        names = []
+        for label in self.requests["label"]:
+            if (spans := self._ran(label)) is not None:
+                y = self._lane(spans["slot"].dropna().iloc[0]) + 0.17
+                names.append({"x": float(spans["start_s"].min()), "y": y, "text": label, "label": label})
+        for name in names:
+            self.room.take(name, size=15)  # names are drawn in any case
+        return names
+
     def _end_texts(self) -> list[Any]:
-        a = self.phases[(self.phases["label"] == "A") & (self.phases["phase"] == "decode")]
+        a = self.phases[(self.phases["label"] == self.early) & (self.phases["phase"] == "decode")]
         end_s = a["end_s"].max()
-        ends = [{"x": float(end_s), "y": 0.17, "text": "A's last token"}] if known(end_s) else []
+        ends = [{"x": float(end_s), "y": 0.17, "text": f"{self.early}'s last token"}] if known(end_s) else []
         beside = {"dx": -5, "align": "right"} if known(end_s) and end_s > 0.86 * self.end_s else {"dx": 5}
         return [self._text(ends, color=QUIET_INK, **beside)]
 
@@ -266,10 +286,12 @@ class _Arm:
             if slots.empty:
                 continue
             y = self._lane(slots.iloc[0]) + 0.255
-            brackets.append({"x": worst["start_s"], "x2": worst["end_s"], "y": y})
             many = f" (longest of {len(group)})" if len(group) > 1 else ""
             text = f"{worst['label']} stalls {seconds_text(worst['gap_s'])}{many}"
-            words.append(self._beside(worst["start_s"], worst["end_s"]) | {"y": y - 0.085, "text": text})
+            word = self._beside(worst["start_s"], worst["end_s"]) | {"y": y - 0.085, "text": text}
+            if self.room.take(word, align=word["align"]):
+                words.append(word)
+                brackets.append({"x": worst["start_s"], "x2": worst["end_s"], "y": y})
         rule = self._marks(brackets).mark_rule(color=INK, strokeWidth=2).encode(self.alt.X2("x2:Q"))
         return [rule, *(self._text([w for w in words if w["align"] == at], fontSize=11.5, align=at) for at in ALIGNS)]
 
@@ -284,11 +306,14 @@ class _Arm:
     def _arrivals(self) -> list[Any]:
         marks, words = [], []
         for row in self.requests.itertuples():
-            if row.label == "A" or not known(row.sent_s):
+            if row.label == self.early or not known(row.sent_s):
                 continue
             marks.append({"x": row.sent_s, "y": 0.17, "label": row.label})
-            words.append({"x": row.sent_s, "y": 0.15, "label": row.label, "text": self._arrival(row)})
-        together = _merged(words)
+            ttft_s = float(row.ttft_s) if known(row.ttft_s) else None
+            words.append({"x": row.sent_s, "y": 0.15, "label": row.label, "ttft_s": ttft_s, "text": self._arrival(row)})
+        for mark in marks:
+            self.room.take({"x": mark["x"], "y": 0.15, "text": " "}, align="center")
+        together = [self._arrival_words(group) for group in _together(words, near_s=0.015 * self.end_s)]
         triangle = (
             self._marks(marks).mark_point(shape="triangle-down", size=90, filled=True, opacity=1).encode(self.colour)
         )
@@ -311,18 +336,38 @@ class _Arm:
         ]
         return [triangle, self._text(together, dx=9), self._text(waits, dx=5), self._text(held, dx=8)]
 
+    def _arrival_words(self, group: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the words beside an arrival, or the names alone where the next one is too near."""
+        for text in (_group_text(group), ", ".join(row["label"] for row in group)):
+            word = group[0] | {"text": text}
+            if self.room.take(word, dx=9, size=12):
+                break
+        return word
+
     def _arrival(self, row: Any) -> str:
         if not known(row.ttft_s):
             return f"{row.label} sent"
         return f"{row.label} sent, first token after {seconds_text(row.ttft_s)}"
 
 
-def _merged(words: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join the words of requests sent together, which would lie on each other."""
-    if len(words) < 2:
-        return words
-    rows = sorted(words, key=lambda row: row["x"])
-    return [rows[0] | {"text": "; ".join(row["text"] for row in rows)}]
+def _together(words: list[dict[str, Any]], *, near_s: float) -> list[list[dict[str, Any]]]:
+    """Return the words of requests sent together as groups: they would lie on each other."""
+    groups: list[list[dict[str, Any]]] = []
+    for row in sorted(words, key=lambda row: row["x"]):
+        if groups and row["x"] - groups[-1][0]["x"] < near_s:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups
+
+
+def _group_text(group: list[dict[str, Any]]) -> str:
+    """Return the words of one group; of more than two requests there is room for the span alone."""
+    ttfts = [row["ttft_s"] for row in group if row["ttft_s"] is not None]
+    if len(group) < 3 or not ttfts:
+        return "; ".join(row["text"] for row in group)
+    span = " to ".join(dict.fromkeys((seconds_text(min(ttfts)), seconds_text(max(ttfts)))))
+    return f"{group[0]['label']} to {group[-1]['label']} sent, first tokens after {span}"
 
 
 def seconds_text(value: float) -> str:

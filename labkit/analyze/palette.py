@@ -5,6 +5,7 @@ Okabe and Ito's palette: told apart by colour-blind readers; dark first, so that
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 REQUEST_COLOURS = {
@@ -18,14 +19,29 @@ REQUEST_COLOURS = {
     "H": "#117733",
     "I": "#5B3A29",
 }
+# the tenth request and those after it take the nine hues again, darker, then lighter: names beside the marks
+# tell them apart where colours can't
+_ROUNDS = ((0, 0.0), (0, 0.45), (255, 0.30))
 FOREIGN_COLOUR = "#8C8C8C"
 INK, QUIET_INK, RULE = "#1A1A1A", "#5F6368", "#E3E5E8"
 WIDTH = 900
 
 
 def colour(label: str) -> str:
-    """Return a request's colour; grey for a foreign task."""
-    return REQUEST_COLOURS.get(label, FOREIGN_COLOUR)
+    """Return a request's colour; grey for a foreign task.
+
+    Args:
+        label: A to I have colours of their own; J to Z, Z27, Z28, ... take shades of these.
+    """
+    found = re.fullmatch(r"([A-Z])|Z(\d\d)", label)
+    if found is None:
+        return FOREIGN_COLOUR
+    number = ord(label) - ord("A") if found[1] else int(found[2]) - 1
+    turn, hue = divmod(number, len(REQUEST_COLOURS))
+    shade, share = _ROUNDS[turn % len(_ROUNDS)]
+    base = list(REQUEST_COLOURS.values())[hue]
+    parts = [int(base[i : i + 2], 16) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(part + (shade - part) * share):02X}" for part in parts)
 
 
 def colours(alt: Any, labels: list[str]) -> Any:
@@ -85,9 +101,10 @@ def finish(title: str, subtitle: list[str]) -> dict[str, Any]:
     }
 
 
-def nothing_to_draw(alt: Any, title: str, subtitle: list[str]) -> Any:
+def nothing_to_draw(
+    alt: Any, title: str, subtitle: list[str], *, text: str = "no request got a token: nothing to draw"
+) -> Any:
     """Return a chart that says that there is nothing to draw, for a run that ended before its first token."""
     datasets = Datasets()
-    text = datasets.chart(alt, [{"text": "no request got a token: nothing to draw"}])
-    words = text.mark_text(fontSize=15, color=QUIET_INK).encode(text="text:N")
+    words = datasets.chart(alt, [{"text": text}]).mark_text(fontSize=15, color=QUIET_INK).encode(text="text:N")
     return alt.layer(words, width=WIDTH, height=80, datasets=dict(datasets), **finish(title, subtitle))

@@ -79,11 +79,13 @@ def _int(text: str | None) -> int | None:
 
 _PORT_TAKEN = re.compile(r"couldn't bind HTTP server socket")
 _MODEL_FAILED = re.compile(r"failed to load model|error loading model|llama_model_load:")
+# the embedded engine's own word for a setting that its build lacks (labkit/engine/embedded_child.py)
+_UNKNOWN_SETTING = re.compile(r"labkit: this xllamacpp build has none of the attributes (\S+)")
 _REASON = re.compile(r"\bE (?:\S+\s+){0,3}?.*?: (.+)$|(error: .+)$", re.MULTILINE)
 
 
 def failure(text: str) -> tuple[str, str]:
-    """Say why a server failed to start: a kind ("port", "model", "other") and the log's own words.
+    """Say why a server failed to start: a kind ("port", "model", "setting", "other") and the log's own words.
 
     Args:
         text: the log. Its error lines carry an E after the time.
@@ -94,4 +96,6 @@ def failure(text: str) -> tuple[str, str]:
         return "port", reason
     if _MODEL_FAILED.search(text):
         return "model", reason
+    if unknown := _UNKNOWN_SETTING.search(text):
+        return "setting", unknown[1]
     return "other", reason

@@ -25,7 +25,7 @@ from labkit.engine.hub import PREFIX, fetch_from_hub
 from labkit.errors import ModelError
 
 DEFAULT = "smollm2-135m"
-_FACTS_VERSION = 1  # raise it with GgufFacts: kept facts of another version are read anew
+_FACTS_VERSION = 2  # raise it with GgufFacts: kept facts of another version are read anew
 
 
 WHEEL_MODELS = {

@@ -54,14 +54,16 @@ class ServerProcess:
     Args:
         command: what to execute.
         lock_timeout_s: how long to wait while another lab holds the machine.
+        exclusive: it needs the machine for itself, as a server does; a download doesn't.
 
     Raises:
         EngineBusyError: another lab kept the lock.
         EngineError: the command could not be executed.
     """
 
-    def __init__(self, command: Command, *, lock_timeout_s: float = 15.0) -> None:
+    def __init__(self, command: Command, *, lock_timeout_s: float = 15.0, exclusive: bool = True) -> None:
         self.command = command
+        self._lock_path = lock_path() if exclusive else ""
         self.pid: int | None = None
         self.ended: dict[str, Any] | None = None
         self._first = threading.Event()
@@ -88,7 +90,7 @@ class ServerProcess:
             "env": self.command.env,
             "stdin": self.command.stdin,
             "log_path": str(self.command.log_path),
-            "lock_path": lock_path(),
+            "lock_path": self._lock_path,
             "lock_timeout_s": lock_timeout_s,
             "holder": f"pid {os.getpid()} in {Path.cwd()}",
         }

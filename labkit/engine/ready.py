@@ -15,6 +15,7 @@ from labkit.engine.effective import effective_values
 from labkit.engine.http import Address, http_client
 from labkit.engine.log import LogFacts, failure, parse_log
 from labkit.errors import (
+    EngineError,
     IdentityError,
     ModelError,
     PortInUseError,
@@ -73,17 +74,26 @@ async def _health(client: httpx.AsyncClient, base_url: str) -> str:
 
 def _died(server: Server) -> Exception:
     process = our_process(server)
-    kind, reason = failure(_read(process.command.log_path))
+    log = _read(process.command.log_path)
+    kind, reason = failure(log)
     if kind == "port":
         return PortInUseError(f"the server could not listen on {server.base_url}", why=reason)
     if kind == "model":
         return ModelError(
             f"the engine can't load {server.model.name}", why=reason, hint=f"the log, {process.command.log_path}"
         )
+    if kind == "setting":
+        return EngineError(
+            f"this build of the engine does not know {reason}",
+            why=f"it is {server.build.get('package', 'unknown')}",
+            hint=f"a newer build, or leave {reason} out",
+        )
+    # seen with an architecture that can't share one cache between sequences
+    split = "kv_unified = False; " if "GGML_ASSERT" in log and server.asked.get("kv_unified") else ""
     return ServerDiedError(
         f"the server {process.exit_text} while starting",
         why=f"its last words:\n{process.log_tail() or 'none'}\n",
-        hint=f"by hand: {server.llama_server_command}",
+        hint=f"{split}by hand: {server.llama_server_command}",
     )
 
 

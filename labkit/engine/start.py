@@ -17,6 +17,8 @@ import psutil
 
 from labkit.engine.awake import awake
 from labkit.engine.binary import binary_launch
+from labkit.engine.build import NAME as BUILD
+from labkit.engine.build import newest_build
 from labkit.engine.embedded import embedded_launch, is_embedded
 from labkit.engine.flags import start_values
 from labkit.engine.key import KEY_VARIABLE, Secret, api_key, scrubbed_environment
@@ -144,7 +146,7 @@ def _spawn(
 def _launch(engine: str, values: dict[str, Any], keys: list[str]) -> Launch:
     if is_embedded(engine):
         return embedded_launch(engine, values, keys)
-    return binary_launch(engine, values, keys)
+    return binary_launch(str(newest_build()) if engine == BUILD else engine, values, keys)
 
 
 def _ignored_variables() -> list[str]:

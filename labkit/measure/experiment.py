@@ -89,13 +89,14 @@ class _Arm:
         self.run.note(self.name, server=server.describe(), planned=_planned(plan, keep_text=keep_text))
         await self._check_fit(plan, must_fit=must_fit)
         if not server.attached:  # a server in use is warm, and every request on it needs a reason
-            self.say(f"warming {self.slots} slots")
+            self.say(f"warming {self.slots} slot{'s' * (self.slots != 1)}")
             await self._send(Load(warm_up_plan(self.slots, plan), warm_up=True, **self._load_arguments()))
         async with self._sampler() as sampler:
             quiet_after_s = await sampler.until_idle(IDLE_LIMIT_S)
             self._note_traits()
             self.run.note(self.name, load_start_s=self.run.clock(), quiet_after_s=quiet_after_s)
-            self.say(f"sending {len(plan.requests)} requests, watching /slots at {self.sampling.poll_hz:g} Hz")
+            count = len(plan.requests)
+            self.say(f"sending {count} request{'s' * (count != 1)}, watching /slots at {self.sampling.poll_hz:g} Hz")
             self._load = Load(plan, keep_text=keep_text, show_text=show_text, **self._load_arguments())
             records = await self._watched(self._load, sampler)
             alive = await self._alive()

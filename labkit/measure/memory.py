@@ -58,8 +58,10 @@ class MemorySampler:
 def _gpu(handle: Any) -> dict[str, Any]:
     import pynvml
 
-    facts: dict[str, Any] = {"used_bytes": None, "utilisation_percent": None}
+    facts: dict[str, Any] = {"used_bytes": None, "utilisation_percent": None, "processes": None}
     with suppress(pynvml.NVMLError):
         facts["used_bytes"] = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
         facts["utilisation_percent"] = int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        # the memory above is that of all of them
+        facts["processes"] = len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
     return facts

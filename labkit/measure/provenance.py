@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 import labkit
+from labkit.engine.gpu import gpus
 
 PACKAGES = (
     "xllamacpp",
@@ -41,7 +42,7 @@ def provenance() -> dict[str, Any]:
         "threads": psutil.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "load_1min": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "gpus": _gpus(),
+        "gpus": gpus(),
         "packages": {name: _version(name) for name in PACKAGES},
         # names only: a value may be a secret
         "llama_environment": sorted(name for name in os.environ if name.startswith("LLAMA_")),
@@ -66,26 +67,3 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or "unknown"
-
-
-def _gpus() -> list[dict[str, Any]]:
-    """Return NVIDIA GPUs with driver and memory; an empty list where there is none."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return [
-            {
-                "name": pynvml.nvmlDeviceGetName(handle),
-                "driver": driver,
-                "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-            }
-            for handle in handles
-        ]
-    finally:
-        pynvml.nvmlShutdown()

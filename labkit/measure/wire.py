@@ -153,7 +153,8 @@ class StampingTransport(httpx.AsyncHTTPTransport):
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=tls,
             max_connections=connections,
-            max_keepalive_connections=connections,
+            # llama-server may close a connection when a stream is over: a request that waited for it would be lost
+            max_keepalive_connections=0,
             network_backend=StampingBackend(clock),
         )
 

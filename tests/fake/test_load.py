@@ -16,6 +16,7 @@ import labkit as lab
 from labkit.engine.effective import Effective
 from labkit.engine.http import Address
 from labkit.errors import RecordError
+from labkit.measure import experiment
 from labkit.measure.load import Load
 from labkit.measure.observe import SlotSampler
 from labkit.measure.stream import RequestRecord
@@ -322,7 +323,8 @@ def test_slow_slots_do_not_make_a_wedged_server_while_tokens_flow(tmp_path: Path
     assert {row["outcome"] for row in data.requests} == {"completed"}
 
 
-def test_a_wedged_server_is_named_with_what_slots_said_last(tmp_path: Path) -> None:
+def test_a_wedged_server_is_named_with_what_slots_said_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "IDLE_LIMIT_S", 0.5)  # it will not be idle again
     # healthy, five tokens, then nothing from the stream and nothing from /slots
     wedged = asyncio.Event()
 

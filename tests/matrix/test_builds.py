@@ -13,10 +13,15 @@ import httpx
 import pytest
 
 import labkit as lab
+from labkit.analyze import kv_areas
 from labkit.engine.models import cache_folder
 from tests.live.lab import attached_arrival, quiet, run_late_arrival
+from tests.live.test_kv_modes import experiment as kv_experiment
 
 pytestmark = pytest.mark.matrix
+
+# twice as long as elsewhere: on a machine that is busy with something else too, a poll may take a third of a second
+LONG = {"a_tokens": 3000}
 
 VERSIONS = ("2026.5.9093", "2026.7.10068", "2026.8.10229", "2026.10.11549")
 
@@ -50,7 +55,7 @@ def treatment(run: lab.Run) -> dict[str, Any]:
 def test_a_late_request_joins_and_the_record_names_the_build_and_its_ways(
     engine: str, build: int, tmp_path: Path
 ) -> None:
-    run, verdict = run_late_arrival(tmp_path, engine=engine)
+    run, verdict = run_late_arrival(tmp_path, engine=engine, **LONG)
     assert verdict.status == "supported", verdict
     arm = treatment(run)
     assert arm["server"]["build"]["number"] == build
@@ -63,7 +68,7 @@ def test_a_late_request_joins_and_the_record_names_the_build_and_its_ways(
 
 
 def test_batching_secretly_off_on_used_slots_is_refuted(engine: str, tmp_path: Path) -> None:
-    _, verdict = run_late_arrival(tmp_path, engine=engine, really_on=False, control=False)
+    _, verdict = run_late_arrival(tmp_path, engine=engine, really_on=False, control=False, **LONG)
     assert verdict.status == "refuted", verdict
 
 
@@ -92,7 +97,7 @@ def test_attached_with_a_foreign_client_the_verdict_never_contradicts_the_truth(
     async def use(server: lab.Server) -> list[str]:
         found = []
         for foreign in (False, True, True):
-            _, verdict = await attached_arrival(server, tmp_path, foreign=foreign)
+            _, verdict = await attached_arrival(server, tmp_path, foreign=foreign, **LONG)
             found.append(verdict.status)
         return found
 
@@ -136,3 +141,25 @@ def test_the_doctor_says_what_is_offered(engine: str, build: int, capsys: pytest
     assert f"b{build}, from version of the xllamacpp wheel" in page
     assert ("counts prompt tokens in /slots               no" in page) == (build == 9093)
     assert page.splitlines()[-1].endswith("can be judged")
+
+
+def test_one_pool_and_boxes_are_told_apart_and_every_claim_holds(engine: str, build: int, tmp_path: Path) -> None:
+    frames, verdict = asyncio.run(kv_experiment(tmp_path, engine=engine, ctx_size=1024))
+    assert verdict.status == "supported", verdict
+    source = (kv_areas.cell_use(frames, "unified") or kv_areas.CellUse(0, 1.0, "nothing")).source
+    assert (source == "/slots") == (build != 9093)  # that build does not count cells there
+
+
+def test_a_cap_for_each_slot_is_heeded_or_refused_by_name(engine: str, build: int, tmp_path: Path) -> None:
+    settings = lab.ServerSettings(model="toy", engine=engine, parallel=4, ctx_size=1024, kv_unified_per_slot=256)
+
+    async def scene() -> Any:
+        async with lab.open_server(settings, log_path=tmp_path / "log", lock_timeout_s=60, say=quiet) as server:
+            return server.effective
+
+    if build > 11433:
+        has = asyncio.run(scene())
+        assert (has.slot_cells, has.pool_cells, has.kv_unified) == (256, 1024, True)
+    else:
+        with pytest.raises(lab.LabError, match="does not know kv_unified_per_slot"):
+            asyncio.run(scene())

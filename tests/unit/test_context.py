@@ -38,6 +38,9 @@ def test_a_slot_is_capped_to_the_training_context_and_the_pool_is_not() -> None:
 def test_a_cap_for_each_slot_holds_in_a_unified_pool_alone() -> None:
     assert effective_context(1024, 4, True, per_slot_cells=256).slot_cells == 256
     assert effective_context(4096, 4, False, per_slot_cells=256).slot_cells == 1024
+    # without a context size the pool is made of the caps
+    capped = effective_context(0, 4, True, per_slot_cells=256, n_ctx_train=8192)
+    assert (capped.pool_cells, capped.slot_cells) == (1024, 256)
 
 
 @given(st.integers(1, 200_000), st.integers(1, 256), st.booleans(), st.integers(256, 131_072))

@@ -58,3 +58,9 @@ def test_slots_that_contradict_props_are_refused() -> None:
     assert effective_values(props, [{"n_ctx": 512}]).slot_cells == 512
     with pytest.raises(IdentityError, match="/slots says 256 KV cells a slot, /props says 512"):
         effective_values(props, [{"n_ctx": 256}])
+
+
+def test_a_cap_inside_the_pool_is_not_called_the_whole_pool() -> None:
+    capped = {"slots": 4, "kv_unified": True, "pool_cells": 1024, "slot_cells": 256}
+    assert slot_note(capped, 4096) == "a cap of its own inside the shared pool of 1,024"
+    assert "the whole pool" in slot_note(capped | {"slot_cells": 1024}, 4096)

@@ -17,6 +17,18 @@ def test_a_start_log_tells_the_effective_values() -> None:
     assert facts.fitted
 
 
+def test_buffers_of_all_devices_are_added_and_those_of_a_dry_run_are_not() -> None:
+    line = "0.00.1 I sched_reserve: {:>10} compute buffer size = {:8.2f} MiB\n"
+    first, second = line.format("CUDA0", 90.0), line.format("CUDA0", 10.0) + line.format("CUDA_Host", 2.5)
+    assert parse_log(first + second).compute_bytes == 12.5 * 2**20
+    assert parse_log(read("start")).compute_bytes == round(4.38 * 2**20)
+
+
+def test_a_setting_that_the_engine_lacks_is_named() -> None:
+    said = "labkit: this xllamacpp build has none of the attributes kv_unified_per_slot\n"
+    assert failure(said) == ("setting", "kv_unified_per_slot")
+
+
 def test_a_log_that_says_nothing_gives_nothing() -> None:
     assert parse_log("hello\n") == LogFacts()
 

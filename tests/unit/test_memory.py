@@ -47,5 +47,6 @@ def test_gpus_are_read_through_nvml_and_a_failing_one_is_none(monkeypatch: pytes
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", info)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", lambda handle: Rates())
-    assert memory._gpu("fine") == {"used_bytes": 7 * 2**30, "utilisation_percent": 93}
-    assert memory._gpu("broken") == {"used_bytes": None, "utilisation_percent": None}
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: ["one"])
+    assert memory._gpu("fine") == {"used_bytes": 7 * 2**30, "utilisation_percent": 93, "processes": 1}
+    assert memory._gpu("broken") == {"used_bytes": None, "utilisation_percent": None, "processes": None}

@@ -11,13 +11,28 @@ import pytest
 import yaml
 
 import labkit as lab
-from labkit.settings import Setting
+from labkit.settings import AttachSettings, Setting
 from tests.conftest import PROJECT
 
-MODELS: dict[str, type[Setting]] = {"03_late_arrival": lab.LateArrival}
+MODELS: dict[str, type[Setting]] = {
+    "00_build": lab.Build,
+    "01_slot_escalation": lab.SlotEscalation,
+    "02_kv_unified_vs_split": lab.KvModes,
+    "03_late_arrival": lab.LateArrival,
+    "04_metrics_and_gpu": lab.MetricsAndGpu,
+    "05_kv_exhaustion": lab.KvExhaustion,
+    "06_compare_runs": lab.CompareRuns,
+}
 NOTEBOOKS = sorted((PROJECT / "notebooks").glob("[0-9]*.ipynb"))
 # flags that a notebook need not list; they can be passed all the same
 UNLISTED = {"host", "kv_unified_per_slot", "slots_endpoint", "metrics_endpoint"}
+# fields of the common base that have no meaning in a notebook: refused, or without anybody to wait for
+NOT_HERE = {
+    "02_kv_unified_vs_split": {"kv_unified", "start_timeout_s", *AttachSettings.model_fields},
+    "05_kv_exhaustion": {"start_timeout_s", *AttachSettings.model_fields},
+    "01_slot_escalation": {"parallel", "start_timeout_s"},
+    "04_metrics_and_gpu": {"start_timeout_s"},
+}
 
 
 def cells(path: Path, kind: str = "code") -> list[Any]:
@@ -58,7 +73,7 @@ def test_defaults_and_help_are_those_of_the_model(notebook: Path) -> None:
     fields = MODELS[notebook.stem].model_fields
     helps = {line.split(":")[0]: line.split("  # ", 1)[1] for line in cell.source.splitlines()[1:]}
     defaults = {node.target.id: ast.literal_eval(node.value) for node in ast.parse(cell.source).body}  # type: ignore
-    assert set(defaults) == set(fields) - UNLISTED
+    assert set(defaults) == set(fields) - UNLISTED - NOT_HERE.get(notebook.stem, set())
     assert {n: tuple(d) if isinstance(d, list) else d for n, d in defaults.items()} == {
         name: fields[name].default for name in defaults
     }
@@ -68,7 +83,7 @@ def test_defaults_and_help_are_those_of_the_model(notebook: Path) -> None:
 
 def test_code_cells_are_short(notebook: Path) -> None:
     long = [cell.source for cell in cells(notebook) if len(cell.source.splitlines()) > 15]
-    assert long == [cell.source for cell in tagged(notebook)]
+    assert set(long) <= {cell.source for cell in tagged(notebook)}
 
 
 def test_the_anatomy_is_there(notebook: Path) -> None:
