@@ -124,6 +124,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.close()
 
 
+@pytest.mark.full
 def test_two_servers_behind_a_balancer_are_never_a_joining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(first: lab.Server) -> list[lab.Verdict]:
         monkeypatch.setattr(process, "lock_path", lambda: "")  # two engines on purpose: no time is judged here

@@ -67,6 +67,7 @@ def test_the_wheel_is_named_and_its_own_defaults_are_one_slot_split(tmp_path: Pa
     assert run["later_notebooks"] == {"default": "embedded", "build": None}
 
 
+@pytest.mark.full
 def test_a_binary_that_was_told_nothing_takes_four_slots_and_one_pool(tmp_path: Path) -> None:
     shim = make_shim(tmp_path)
     run, verdict = build(tmp_path, engine=str(shim))
@@ -76,6 +77,7 @@ def test_a_binary_that_was_told_nothing_takes_four_slots_and_one_pool(tmp_path: 
     assert [word for word in argv if word.startswith("-")] == ["--model", "--alias", "--host", "--port", "-lv"]
 
 
+@pytest.mark.full
 def test_what_was_built_is_run_and_its_wrong_name_is_seen(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     tree = make_tree(tmp_path / "tree", shim=make_shim(tmp_path / "bin"))

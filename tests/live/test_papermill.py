@@ -132,6 +132,7 @@ def test_bad_input_is_one_sentence_and_a_failed_job(tmp_path: Path, arguments: l
     assert not list(tmp_path.rglob("requests.jsonl"))  # nothing was sent
 
 
+@pytest.mark.full
 def test_a_string_that_means_true_is_true(tmp_path: Path) -> None:
     short = ["-p", "model", "toy", "-p", "a_tokens", "100", "-p", "control", "False", "-r", "kv_unified", "true"]
     run = papermill(str(tmp_path / "out.ipynb"), *short, "-p", "outputs", str(tmp_path))

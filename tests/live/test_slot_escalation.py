@@ -103,6 +103,7 @@ def test_a_command_line_is_recommended_and_the_wheel_has_no_ceiling(data: Any) -
     assert "no llama-batched-bench" in lab.slot_readings.ceiling_reading(frames)
 
 
+@pytest.mark.full
 def test_a_step_that_gets_fewer_slots_stops_the_escalation(tmp_path: Path) -> None:
     shim = make_shim(tmp_path, SHIM_SLOTS="1")
     # a port of its own: without one a start is tried again, since somebody could have taken the port
@@ -122,6 +123,7 @@ def test_answers_too_short_to_be_seen_stop_it_as_undecided(tmp_path: Path) -> No
     assert statuses(verdict)["step_4"] == "not_tested"
 
 
+@pytest.mark.full
 def test_a_server_killed_in_mid_step_is_not_a_finding(tmp_path: Path) -> None:
     def kill_soon(run: lab.Run, slots: int) -> None:
         if slots == 2:
