@@ -106,7 +106,9 @@ def _by_demand(loads: pd.DataFrame, passed: list[int], params: dict[str, Any]) -
         if enough
         else f"It is the largest step that passed; of the {demand} requests {whose} {demand - slots} wait for a slot."
     ]
-    for fewer in reversed([step for step in passed if step < slots]):
+    # with arrivals by chance the rate is that of the arrivals
+    smaller = [] if params.get("arrival_rate") else [step for step in passed if step < slots]
+    for fewer in reversed(smaller):
         change = ratio(loads, slots, fewer)
         if change and change.high is not None and change.high < 1:
             reasons = [

@@ -9,7 +9,7 @@ from labkit.analyze.lanes import seconds_text
 from labkit.analyze.readings import run_facts
 from labkit.analyze.scaling import MIN_RUNS, figure, load_figures, ratio
 from labkit.analyze.slot_view import LoadView, step_of
-from labkit.analyze.speed import setup_text
+from labkit.analyze.speed import BY_CHANCE, setup_text
 
 _SHOWN = 300
 _SHOWN_WAIT = 0.05  # of the load's length
@@ -173,6 +173,8 @@ def scaling_reading(frames: RunFrames, predicted_gain: float) -> str:
         sentences.insert(
             2, f"{change.runs} run{'s' * (change.runs > 1)} can't carry an interval: repeats = {MIN_RUNS}."
         )
+    if frames.data.run["parameters"].get("arrival_rate"):
+        sentences.append(f"{BY_CHANCE[0].upper()}{BY_CHANCE[1:]}.")
     if loads["warm"].any():
         sentences.append("Some prompts came from a slot's cache: those loads are not comparable with the others.")
     return " ".join(sentences)

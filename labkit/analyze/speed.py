@@ -9,6 +9,8 @@ from labkit.analyze.scaling import Measured, figure, load_figures, ratio, single
 from labkit.analyze.slot_view import step_of
 from labkit.analyze.verdict import NOT_TESTED, Check
 
+BY_CHANCE = "requests arrived by chance: this is the rate that was asked of the server, not the one it can give"
+
 
 def setup_text(frames: RunFrames) -> str:
     """Return what a rate belongs to: build, model, and whether decoding was speculative.
@@ -66,6 +68,8 @@ def speed_check(frames: RunFrames) -> Check | None:
 
 def _why(frames: RunFrames, change: Measured, here: Measured, alone: float | None) -> str:
     setup = setup_text(frames)
+    if frames.data.run["parameters"].get("arrival_rate"):
+        return f"{BY_CHANCE} ({setup})"
     if change.mean < 1 or (alone is not None and here.mean < alone):
         return f"slower on this setup in this run ({setup}): it says nothing of slots or continuous batching elsewhere"
     return f"a rate belongs to its setup ({setup}) and machine"

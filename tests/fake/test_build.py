@@ -86,10 +86,12 @@ def test_a_build_leaves_a_binary_and_a_record_beside_it(make: Make, tree: Path, 
     assert any(line.startswith("compiling: done after") for line in said)
 
 
+@pytest.mark.full
 def test_the_ceiling_is_built_when_asked_for(make: Make) -> None:
     assert Path(make(ceiling=True)["ceiling_binary"]).is_file()
 
 
+@pytest.mark.full
 def test_a_finished_build_is_not_made_again(make: Make) -> None:
     first = make()
     again = make()
@@ -99,12 +101,14 @@ def test_a_finished_build_is_not_made_again(make: Make) -> None:
     assert len(finished_builds()) == 1
 
 
+@pytest.mark.full
 def test_another_number_is_built_in_at_the_same_place(make: Make) -> None:
     first, second = make(), make(build_number=4712)
     assert first["binary"] == second["binary"]
     assert (version(second), second["number"]) == ("version: 4712 (unknown)", 4712)
 
 
+@pytest.mark.full
 def test_a_tree_in_somebody_elses_repository_keeps_its_own_number(make: Make, tmp_path: Path) -> None:
     (tmp_path / "outer").mkdir()
     inside = make_tree(make_repository(tmp_path / "outer", commits=2) / "vendored")
@@ -114,6 +118,7 @@ def test_a_tree_in_somebody_elses_repository_keeps_its_own_number(make: Make, tm
     assert version(unknown) == "version: 0 (unknown)"  # not 2, as git says of the folder
 
 
+@pytest.mark.full
 def test_a_repository_is_built_under_its_own_name(make: Make, tmp_path: Path) -> None:
     upstream = make_repository(make_tree(tmp_path / "upstream"), commits=2)
     commit = git(upstream, "rev-parse", "HEAD")
@@ -141,6 +146,7 @@ def test_the_newest_build_is_what_engine_build_means(make: Make, tmp_path: Path)
     assert newest_build().is_relative_to(tmp_path / "cache")
 
 
+@pytest.mark.full
 def test_a_record_of_another_schema_is_no_build(make: Make) -> None:
     binary = Path(make()["binary"])
     binary.with_name("build.json").write_text('{"schema_version": 99}')
@@ -166,12 +172,14 @@ def test_a_failing_compile_is_told_by_its_first_error_and_goes_on_when_mended(
     assert done_before > 0
 
 
+@pytest.mark.full
 def test_a_failing_configure_is_told_in_cmakes_words(make: Make, tree: Path) -> None:
     (tree / "CMakeLists.txt").write_text('cmake_minimum_required(VERSION 3.14)\nmessage(FATAL_ERROR "not today")\n')
     with pytest.raises(EngineError, match=r"could not configure the build: CMake Error at .*not today.*configure\.log"):
         make()
 
 
+@pytest.mark.full
 def test_a_destination_with_something_else_is_refused_and_left_alone(make: Make, tmp_path: Path) -> None:
     destination = tmp_path / "taken"
     make(destination=str(destination))
@@ -186,6 +194,7 @@ def test_a_destination_with_something_else_is_refused_and_left_alone(make: Make,
     assert mine.read_text() == "mine"
 
 
+@pytest.mark.full
 def test_two_runs_do_not_build_in_one_folder(make: Make, tmp_path: Path) -> None:
     destination = tmp_path / "shared"
     destination.mkdir()
@@ -193,6 +202,7 @@ def test_two_runs_do_not_build_in_one_folder(make: Make, tmp_path: Path) -> None
         make(destination=str(destination))
 
 
+@pytest.mark.full
 def test_a_build_waits_for_no_lab_that_decodes(make: Make, lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process.ServerProcess.__init__, "__kwdefaults__", {"lock_timeout_s": 0.2, "exclusive": True})
     with filelock.FileLock(lock), pytest.raises(EngineBusyError, match="another lab is running"):
@@ -228,6 +238,7 @@ def sleepers(destination: Path) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupt", "kernel killed"])
 def test_nothing_of_a_build_outlives_its_kernel_and_the_next_run_goes_on(
     slow_build: tuple[subprocess.Popen[str], Path], number: signal.Signals, make: Make, tmp_path: Path
@@ -245,12 +256,14 @@ def test_nothing_of_a_build_outlives_its_kernel_and_the_next_run_goes_on(
     assert record["binary_sha256"] == sha256_of(Path(record["binary"]))
 
 
+@pytest.mark.full
 def test_a_step_that_says_nothing_is_given_up(tmp_path: Path) -> None:
     step = Step("waiting", ["sleep", "60"], tmp_path / "log", silence_limit_s=0.3)
     with pytest.raises(EngineError, match="waiting was given up: it has said nothing for 0 s"):
         run_step(step, print)
 
 
+@pytest.mark.full
 def test_a_step_that_has_done_enough_is_ended(tmp_path: Path, said: list[str]) -> None:
     class Enough(Watcher):
         text = ""
@@ -269,6 +282,7 @@ def test_a_step_that_has_done_enough_is_ended(tmp_path: Path, said: list[str]) -
     assert said[-1].startswith("talking: done after")
 
 
+@pytest.mark.full
 def test_progress_is_told_every_few_seconds(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from labkit.engine import steps
 

@@ -50,6 +50,7 @@ def test_the_commit_is_checked_out_and_named(fetch: Fetch, repository: Path, pla
     assert sorted(path.name for path in place.parent.iterdir()) == ["source"]
 
 
+@pytest.mark.full
 def test_the_same_commit_is_not_fetched_again(fetch: Fetch, repository: Path, said: list[str]) -> None:
     first = fetch()
     said.clear()
@@ -69,6 +70,7 @@ def test_another_commit_at_the_destination_is_refused_and_left_alone(
     assert git(place, "rev-parse", "HEAD") == head
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["NOTES", "new.c"], ids=["changed", "added"])
 def test_changes_that_are_in_no_commit_are_refused_and_left_alone(fetch: Fetch, place: Path, name: str) -> None:
     fetch()
@@ -78,6 +80,7 @@ def test_changes_that_are_in_no_commit_are_refused_and_left_alone(fetch: Fetch, 
     assert (place / name).read_text() == "mine\n"
 
 
+@pytest.mark.full
 def test_a_folder_that_is_no_checkout_is_refused_also_inside_a_repository(
     fetch: Fetch, repository: Path, tmp_path: Path
 ) -> None:
@@ -104,6 +107,7 @@ def test_what_cannot_be_had_leaves_nothing(fetch: Fetch, place: Path, changes: d
     assert not list(place.parent.iterdir())
 
 
+@pytest.mark.full
 def test_no_git_is_one_sentence(fetch: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = "1" * 40
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -111,6 +115,7 @@ def test_no_git_is_one_sentence(fetch: Fetch, tmp_path: Path, monkeypatch: pytes
         git_source("file:///x", commit, tmp_path / "s", log_path=tmp_path / "log", say=print)
 
 
+@pytest.mark.full
 def test_a_repository_that_is_no_llama_cpp_is_refused(fetch: Fetch, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = make_repository(tmp_path / "other")
@@ -118,6 +123,7 @@ def test_a_repository_that_is_no_llama_cpp_is_refused(fetch: Fetch, tmp_path: Pa
         fetch(url=f"file://{other}", commit=git(other, "rev-parse", "HEAD"))
 
 
+@pytest.mark.full
 def test_a_variable_of_git_does_not_mislead(
     fetch: Fetch, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,11 +133,13 @@ def test_a_variable_of_git_does_not_mislead(
     assert os.environ["GIT_DIR"]
 
 
+@pytest.mark.full
 def test_a_cut_history_gives_no_number(repository: Path, tmp_path: Path) -> None:
     git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{repository}", "shallow")
     assert (commit_count(repository), commit_count(tmp_path / "shallow")) == (3, None)
 
 
+@pytest.mark.full
 def test_a_tree_inside_another_repository_has_no_name_of_its_own(repository: Path) -> None:
     tree = make_tree(repository / "vendored")
     source = tree_source(tree, None)
@@ -141,6 +149,7 @@ def test_a_tree_inside_another_repository_has_no_name_of_its_own(repository: Pat
     assert name_by_surroundings(tree) == f"b3-{git(repository, 'rev-parse', '--short', 'HEAD')}"
 
 
+@pytest.mark.full
 def test_a_tree_says_what_its_own_repository_says(repository: Path, tmp_path: Path) -> None:
     source = tree_source(repository, None)
     assert (source.number, source.commit) == (3, git(repository, "rev-parse", "HEAD"))

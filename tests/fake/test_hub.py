@@ -156,6 +156,7 @@ def test_a_file_is_fetched_pinned_to_its_commit_and_kept(hub: Hub, tmp_path: Pat
     assert said == []
 
 
+@pytest.mark.full
 def test_what_is_pinned_and_kept_asks_nobody(hub: Hub, said: list[str]) -> None:
     model = lab.resolve_model(f"{TOY}@{COMMIT}", say=said.append)
     hub.requests.clear()
@@ -210,24 +211,28 @@ def test_each_refusal_has_its_sentence(hub: Hub, refusal: tuple[int, str], sente
         lab.resolve_model(TOY)
 
 
+@pytest.mark.full
 def test_what_is_no_hub_is_called_so(hub: Hub) -> None:
     hub.commit = None
     with pytest.raises(ModelError, match=r"127\.0\.0\.1:\d+ is not a hub: it tells no commit.*HF_ENDPOINT"):
         lab.resolve_model(TOY)
 
 
+@pytest.mark.full
 def test_a_hub_that_is_not_there_is_named(hub: Hub) -> None:
     hub.socket.close()
     with pytest.raises(ModelError, match=r"can't be fetched from 127\.0\.0\.1:\d+: Connection refused\. Try: the netw"):
         lab.resolve_model(TOY)
 
 
+@pytest.mark.full
 def test_a_cache_that_cannot_be_written_is_named(hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "hf").write_text("a file where the folder should be")
     with pytest.raises(ModelError, match=r"can't be kept in the library's cache: Not a directory\. Try: HF_HOME"):
         lab.resolve_model(TOY)
 
 
+@pytest.mark.full
 def test_another_size_than_announced_is_refused(hub: Hub, tmp_path: Path) -> None:
     hub.size += 1
     with pytest.raises(ModelError, match=r"sub/toy\.gguf came with another size than 127.* announced"):
@@ -235,6 +240,7 @@ def test_another_size_than_announced_is_refused(hub: Hub, tmp_path: Path) -> Non
     assert halves(tmp_path) == []
 
 
+@pytest.mark.full
 def test_other_bytes_than_announced_are_fetched_once_more_then_refused(hub: Hub, said: list[str]) -> None:
     hub.gguf = hub.gguf[:-1] + b"!"
     with pytest.raises(ModelError, match=r"arrives damaged: its sha256 is another"):
@@ -243,6 +249,7 @@ def test_other_bytes_than_announced_are_fetched_once_more_then_refused(hub: Hub,
     assert "is not what the hub announced" in said[0]
 
 
+@pytest.mark.full
 def test_a_cached_file_that_was_truncated_is_fetched_again(hub: Hub, said: list[str]) -> None:
     model = lab.resolve_model(f"{TOY}@{COMMIT}")
     assert model.path is not None
@@ -252,6 +259,7 @@ def test_a_cached_file_that_was_truncated_is_fetched_again(hub: Hub, said: list[
     assert model.path.read_bytes() == hub.gguf
 
 
+@pytest.mark.full
 def test_a_broken_connection_is_taken_up_where_it_broke(hub: Hub) -> None:
     hub.gguf *= 10  # some MB
     hub.size, hub.n_cuts = len(hub.gguf), 1
@@ -260,6 +268,7 @@ def test_a_broken_connection_is_taken_up_where_it_broke(hub: Hub) -> None:
     assert [headers.get("range") for headers in hub.asked("GET")] == [None, "bytes=2097152-"]
 
 
+@pytest.mark.full
 def test_progress_is_told(hub: Hub, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
     monkeypatch.setattr(hub_module, "_PROGRESS_EVERY_S", 0.05)
     hub.gguf *= 10  # some MB
@@ -289,6 +298,7 @@ def test_stop_ends_a_fetch_that_hangs(hub: Hub, held: str, tmp_path: Path) -> No
     assert halves(tmp_path) == []
 
 
+@pytest.mark.full
 def test_a_fetch_has_a_limit(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "FETCH_LIMIT_S", 0.2)
     hub.held = "HEAD"
@@ -296,6 +306,7 @@ def test_a_fetch_has_a_limit(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
         lab.resolve_model(TOY)
 
 
+@pytest.mark.full
 def test_two_fetches_at_once_download_once(hub: Hub) -> None:
     hub.held = "GET"
     with ThreadPoolExecutor() as pool:
@@ -306,6 +317,7 @@ def test_two_fetches_at_once_download_once(hub: Hub) -> None:
     assert len(hub.asked("GET")) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 def test_a_fetch_ended_half_way_leaves_no_trap(hub: Hub, how: signal.Signals, tmp_path: Path) -> None:
     hub.held = "GET"
@@ -349,6 +361,7 @@ def test_the_token_is_in_no_error(hub: Hub, token: str, tmp_path: Path) -> None:
     assert {headers.get("authorization") for _, _, headers in hub.requests} <= {f"Bearer {TOKEN}"}
 
 
+@pytest.mark.full
 def test_a_password_in_the_endpoint_is_in_no_error(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", f"http://me:sesame@127.0.0.1:{hub.server_port}")
     hub.refusal = (404, "RepoNotFound")

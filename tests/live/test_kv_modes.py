@@ -71,8 +71,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     outputs = tmp_path_factory.mktemp("executed")
     command = [
         sys.executable, "-m", "papermill", "notebooks/02_kv_unified_vs_split.ipynb", str(outputs / "out.ipynb"),
-        "-p", "model", "toy", "-p", "ctx_size", "1024", "-p", "max_tokens", "8", "-p", "outputs", str(outputs),
-        "-p", "strict", "True", "--no-progress-bar",
+        "-p", "model", "toy", "-p", "ctx_size", "1024", "-p", "max_tokens", "60", "-p", "poll_hz", "200",
+        "-p", "outputs", str(outputs), "-p", "strict", "True", "--no-progress-bar",
     ]  # fmt: skip
     run = subprocess.run(command, cwd=PROJECT, env=os.environ, capture_output=True, text=True, timeout=150, check=False)
     assert run.returncode == 0, run.stderr[-3000:]

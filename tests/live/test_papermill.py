@@ -112,10 +112,18 @@ def test_the_key_is_nowhere(executed: Path) -> None:
     [
         (["-p", "paralel", "8"], "paralel is not a parameter of this notebook, did you mean parallel?"),
         (["-p", "kv_unified", "maybe"], "kv_unified = 'maybe' can't be used: it takes true or false"),
-        (["-p", "parallel", "0"], "parallel = 0 can't be used: it takes a whole number from 1"),
-        (["-p", "parallel", "two"], "parallel = 'two' can't be used"),
-        (["-p", "ctx_size", "-5"], "ctx_size = -5 can't be used: it takes a whole number from 1"),
-        (["-p", "poll_hz", "nan"], "poll_hz = nan can't be used"),
+        pytest.param(
+            ["-p", "parallel", "0"],
+            "parallel = 0 can't be used: it takes a whole number from 1",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(["-p", "parallel", "two"], "parallel = 'two' can't be used", marks=pytest.mark.full),
+        pytest.param(
+            ["-p", "ctx_size", "-5"],
+            "ctx_size = -5 can't be used: it takes a whole number from 1",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(["-p", "poll_hz", "nan"], "poll_hz = nan can't be used", marks=pytest.mark.full),
         (["-p", "model", "/no/such.gguf"], "the model /no/such.gguf does not exist"),
         (["-p", "model", __file__], "is not a GGUF file"),
         (["-p", "model", "toy", "-p", "ctx_size", "256", "-p", "a_tokens", "300"], "KV cells, a slot has 256"),

@@ -108,7 +108,7 @@ def test_a_step_that_gets_fewer_slots_stops_the_escalation(tmp_path: Path) -> No
     shim = make_shim(tmp_path, SHIM_SLOTS="1")
     # a port of its own: without one a start is tried again, since somebody could have taken the port
     port = free_port("127.0.0.1")
-    run = run_slot_escalation(tmp_path, engine=str(shim), port=port, **SHORT | {"requests_list": [2]})
+    run = run_slot_escalation(tmp_path, engine=str(shim), port=port, **SHORT | {"requests_list": [1]})
     data = lab.read_run(run.folder)
     assert data.run["step_failures"]["2"]["kind"] == "IdentityError"
     assert statuses(verdict_of(run))["slots_2"] == "refuted"

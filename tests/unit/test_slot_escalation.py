@@ -386,6 +386,15 @@ def test_slower_together_is_said_of_the_setup_and_never_of_batching() -> None:
     assert lab.judge_slot_escalation(data).status == "supported"
 
 
+def test_the_rate_of_arrivals_is_not_the_servers() -> None:
+    data = escalated(repeats=3, slow=lambda slots, repeat, kind: slots**2 * (1 + 0.01 * repeat))
+    data.run["parameters"]["arrival_rate"] = 2.0
+    assert "arrived by chance" in check(data, "speed").why
+    frames = lab.RunFrames(data)
+    assert "Requests arrived by chance" in lab.slot_readings.scaling_reading(frames, 2.0)
+    assert lab.recommend_slots(frames).slots == 4
+
+
 def test_faster_together_still_belongs_to_its_setup() -> None:
     found = check(escalated(repeats=3), "speed")
     assert found.why.startswith("a rate belongs to its setup")
