@@ -179,11 +179,20 @@ class ArmCells:
         )
         groups: list[tuple[float, list[str]]] = []
         for end_s, label in victims:
-            if groups and end_s - groups[-1][0] <= TOGETHER_S and not self._tokens_after(label, groups[-1][0]):
+            if groups and self._ended_at(label, end_s, groups[-1][0]):
                 groups[-1][1].append(label)
             else:
                 groups.append((end_s, [label]))
         return [self._moment(at_s, labels) for at_s, labels in groups]
+
+    def _ended_at(self, label: str, end_s: float, at_s: float) -> bool:
+        """Whether a victim's error is that of a moment before, read late: it got no token since.
+
+        A request that decodes gets a token in every step, so one without any since then had ended; one that
+        was still being read may have ended later, and only the time tells.
+        """
+        decoding = bisect_right(self.rows.times[label], at_s) > 0
+        return (decoding or end_s - at_s <= TOGETHER_S) and not self._tokens_after(label, at_s)
 
     def _tokens_after(self, label: str, at_s: float) -> int:
         times = self.rows.times[label]

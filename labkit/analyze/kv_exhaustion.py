@@ -263,6 +263,8 @@ def _same_sum(one: ArmCells, other: ArmCells, sizes: list[Any]) -> Said:
     apart = abs((sums[0] or 0) - (sums[1] or 0))
     if apart <= _slack(first[0].held):
         return SUPPORTED, observed, f"the sums are {apart} cells apart: less than a step", ""
+    if len(first) > 1 or len(second) > 1:
+        return INCONCLUSIVE, observed, "the errors of one arm came apart: a sum may count a part of its victims", AGAIN
     return REFUTED, observed, f"the sums are {apart} cells apart", ""
 
 

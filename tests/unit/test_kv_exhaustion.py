@@ -313,3 +313,10 @@ def test_parameters_that_can_not_be_used_are_refused(values: dict[str, Any], sen
     with pytest.raises(ParameterError, match=sentence):
         lab.KvExhaustion(**values)
     assert lab.KvExhaustion(answers="[70, 70]").answers == (70, 70)
+
+
+def test_an_error_that_is_read_late_belongs_to_the_moment_it_was_made() -> None:
+    # a client that was held up gets B's error half a second after A's: no token came in between
+    late = exhausted_run()
+    rows(late, "other_batch")["B"]["end_s"] += 0.5
+    assert check(late, "batch").status == "supported"
