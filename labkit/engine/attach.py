@@ -58,6 +58,7 @@ async def attach_server(
         IdentityError: /slots and /props contradict each other.
     """
     attach = attach or AttachSettings()
+    said = _said(attach.server_argv)
     base_url, key = _base(url), api_key()
     async with http_client(Address(base_url, key_header(key)), timeout_s=LOOK_LIMIT_S) as client:
         visit = _Visit(client, base_url, has_key=key is not None)
@@ -65,11 +66,11 @@ async def attach_server(
         seen = await visit.look_around(model)
     server = Server(
         base_url=base_url,
-        asked=_asked(attach.server_argv),
+        asked={name: (said or {}).get(name) for name in ServerSettings.model_fields},
         model=seen.model,
         model_id=seen.model_id,
         key=key,
-        effective=effective_values(seen.props, seen.slots, said=_said(attach.server_argv)),
+        effective=effective_values(seen.props, seen.slots, said=said),
         build=seen.build,
         llama_server_command=attach.server_argv,
         attach=attach,
@@ -109,11 +110,6 @@ def _said(server_argv: str) -> dict[str, Any] | None:
     except ValueError as error:
         raise ParameterError("server_argv is no command line", why=str(error)) from None
     return from_argv(words)[0]
-
-
-def _asked(server_argv: str) -> dict[str, Any]:
-    said = _said(server_argv) or {}
-    return {name: said.get(name) for name in ServerSettings.model_fields}
 
 
 @dataclass(frozen=True)

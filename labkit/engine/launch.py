@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +25,3 @@ class Launch:
     env: dict[str, str] = field(default_factory=dict, repr=False)
     stdin: str = field(default="", repr=False)
     notes: list[str] = field(default_factory=list)
-
-
-def is_url(engine: str) -> bool:
-    """Whether an engine is a URL: a server that somebody else started."""
-    return re.match(r"https?://", engine, re.IGNORECASE) is not None

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from labkit.engine.attach import attach_server
-from labkit.engine.launch import is_url
 from labkit.engine.server import Server
 from labkit.engine.start import start_server
 from labkit.settings import AttachSettings, ServerSettings
@@ -36,7 +35,7 @@ async def open_server(
     Raises:
         LabError: what start_server() and attach_server() raise.
     """
-    if is_url(settings.engine):
+    if settings.attached:
         opened = attach_server(
             settings.engine, model=settings.model, attach=attach, load_timeout_s=load_timeout_s, say=say
         )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
-from pathlib import Path
 
 from labkit.errors import ParameterError
+from labkit.measure.given_file import given_text
 
 PROMPT_COLUMN, ANSWER_COLUMN = "prompt_tokens", "max_tokens"
-MAX_BYTES = 10 * 2**20
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,9 @@ def read_lengths(path: str, *, answer: int) -> list[Length]:
     Raises:
         ParameterError: it can't be read, is too large, or has a line without a length.
     """
-    rows = [row for row in csv.reader(_text(path).splitlines()) if any(cell.strip() for cell in row)]
+    rows = [
+        row for row in csv.reader(given_text(path, "lengths_csv").splitlines()) if any(cell.strip() for cell in row)
+    ]
     names = [cell.strip() for cell in rows[0]] if rows else []
     header = bool(names) and not names[0].isdigit()
     if header and PROMPT_COLUMN not in names:
@@ -59,17 +60,3 @@ def _tokens(row: list[str], at: int, where: str) -> int:
     if not text.isascii() or not text.isdigit() or not 0 < int(text[:12]) < 10**7:
         raise ParameterError(f"{where} has no length: {text[:40]!r}", hint="whole numbers of tokens from 1")
     return int(text)
-
-
-def _text(path: str) -> str:
-    file = Path(path).expanduser()
-    try:
-        if file.stat().st_size > MAX_BYTES:
-            raise ParameterError(f"lengths_csv = {path!r} is larger than {MAX_BYTES / 2**20:.0f} MiB")
-        return file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ParameterError(
-            f"lengths_csv = {path!r} can't be read", why=str(error.strerror), hint="a path from the working folder"
-        ) from None
-    except UnicodeDecodeError:
-        raise ParameterError(f"lengths_csv = {path!r} is not UTF-8 text") from None

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from labkit.engine.http import Address, http_client, trusted
+from labkit.engine.http import Address, http_client
 from labkit.errors import ParameterError, PlanError
 from labkit.measure.client import count_tokens, stream_request
 from labkit.measure.stream import Clock, RequestRecord, Stream
@@ -89,8 +89,7 @@ class Load:
     async def run(self, address: Address) -> list[RequestRecord]:
         """Send everything and return the records, in the plan's order; a failure is a record."""
         size = self.plan.max_connections or len(self.plan.requests)
-        tls = trusted() if address.base_url.lower().startswith("https") else None
-        transport = StampingTransport(connections=size, clock=self.clock, tls=tls)
+        transport = StampingTransport(connections=size, clock=self.clock, tls=address.tls)
         # no read or pool limit: a request may wait long for a slot; the watch below looks at progress
         timeout = httpx.Timeout(None, connect=10.0)
         async with http_client(address, timeout_s=timeout, transport=transport) as client:

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 import httptools
 import httpx
 
-from labkit.engine.http import ANSWER_LIMIT_BYTES, Address, Answer, problem_of, trusted
+from labkit.engine.http import ANSWER_LIMIT_BYTES, Address, Answer, problem_of
 from labkit.engine.untrusted import place, shown
 from labkit.measure.stream import Clock
 
@@ -109,7 +109,7 @@ class Poller:
     def __init__(self, address: Address, path: str, limit_s: float, clock: Clock) -> None:
         url = httpx.URL(address.base_url)
         self._host, self._port = url.host, url.port or {"https": 443}.get(url.scheme, 80)
-        self._tls = trusted() if url.scheme == "https" else None
+        self._tls = address.tls
         self._limit_s, self._clock = limit_s, clock
         self._request = _request(url, path, address)
         self._reply: _Reply | None = None

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from labkit.errors import ParameterError
-
-MAX_BYTES = 10 * 2**20
+from labkit.measure.given_file import given_text
 
 
 def read_prompts(path: str) -> list[str]:
@@ -20,7 +18,9 @@ def read_prompts(path: str) -> list[str]:
     Raises:
         ParameterError: it can't be read, is too large, has no prompt, or a line of it is no prompt.
     """
-    lines = [(number, line.strip()) for number, line in enumerate(_text(path).splitlines(), start=1)]
+    lines = [
+        (number, line.strip()) for number, line in enumerate(given_text(path, "prompts_file").splitlines(), start=1)
+    ]
     lines = [(number, line) for number, line in lines if line]
     if not lines:
         raise ParameterError(f"prompts_file = {path!r} has no prompt in it")
@@ -29,20 +29,6 @@ def read_prompts(path: str) -> list[str]:
     if not any(isinstance(value, dict) for value in decoded) and not all(isinstance(value, str) for value in decoded):
         return [line for _, line in lines]
     return [_prompt(value, number, path) for (number, _), value in zip(lines, decoded, strict=True)]
-
-
-def _text(path: str) -> str:
-    file = Path(path).expanduser()
-    try:
-        if file.stat().st_size > MAX_BYTES:
-            raise ParameterError(f"prompts_file = {path!r} is larger than {MAX_BYTES / 2**20:.0f} MiB")
-        return file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ParameterError(
-            f"prompts_file = {path!r} can't be read", why=str(error.strerror), hint="a path from the working folder"
-        ) from None
-    except UnicodeDecodeError:
-        raise ParameterError(f"prompts_file = {path!r} is not UTF-8 text") from None
 
 
 def _decoded(line: str) -> object:

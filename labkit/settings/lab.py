@@ -46,11 +46,6 @@ class Lab(ServerSettings, AttachSettings):
         values = self.model_dump(include=set(ServerSettings.model_fields)) | changes
         return ServerSettings(**values)
 
-    @property
-    def attached(self) -> bool:
-        """Whether the engine is a URL: a server that somebody else started."""
-        return self.engine.lower().startswith(("http://", "https://"))
-
     def limits(self) -> dict[str, Any]:
         """Return the limits on starting, or attaching to, a server, as arguments of open_server()."""
         attach = AttachSettings(**self.model_dump(include=set(AttachSettings.model_fields)))

@@ -68,6 +68,11 @@ class ServerSettings(Setting):
     slots_endpoint: Switch = Field(True, description="offer /slots")
     metrics_endpoint: Switch = Field(True, description="offer /metrics")
 
+    @property
+    def attached(self) -> bool:
+        """Whether the engine is a URL: a server that somebody else started."""
+        return self.engine.lower().startswith(("http://", "https://"))
+
 
 class AttachSettings(Setting):
     """What is allowed, and known, of a server that somebody else started; of no account for any other."""

@@ -115,7 +115,7 @@ def test_a_file_that_is_no_prompts_is_refused_by_line(tmp_path: Path, text: str 
 def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ParameterError, match="can't be read: No such file"):
         read_prompts(str(tmp_path / "none.txt"))
-    monkeypatch.setattr("labkit.measure.prompts.MAX_BYTES", 3)
+    monkeypatch.setattr("labkit.measure.given_file.MAX_BYTES", 3)
     with pytest.raises(ParameterError, match="is larger than"):
         prompts(tmp_path, "four")
 
