@@ -211,6 +211,8 @@ class _Arm:
         rows = []
         for row in poll_spans(self._of(self.frames.slots)):
             lane = self._lane(row.pop("slot"))
+            if row["x"] > self.end_s:  # somebody else's task goes on when ours are over
+                continue
             rows.append(row | {"y": lane + STRIP_TOP, "y2": lane + STRIP_BOTTOM})
         fresh = self._rects([row for row in rows if row["fresh"]]).encode(self.colour)
         stale = self._rects([row for row in rows if not row["fresh"]], fill="white", strokeWidth=1)

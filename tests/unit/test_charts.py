@@ -76,6 +76,8 @@ def test_somebody_elses_tasks_are_grey_bars_of_their_own() -> None:
     (bars,) = (crowded["datasets"][name] for name in grey)
     assert bars
     assert all(bar["x"] < bar["x2"] for bar in bars)
+    end_s = max(bar["x2"] for bar in bars)
+    assert all(row["x"] <= end_s for rows in crowded["datasets"].values() for row in rows if "fresh" in row)
     assert "another client" in words(crowded)
     assert "another client" not in words(spec(lab.slot_lanes, both()))
 
