@@ -11,42 +11,41 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.analyze import (
-        build_charts,
-        build_view,
-        compare_readings,
-        counter_readings,
-        exhaustion_readings,
-        kv_readings,
-        readings,
-        slot_readings,
-    )
-    from labkit.analyze.build import judge_build
+    from labkit.analyze import readings
+    from labkit.analyze.build import charts as build_charts
+    from labkit.analyze.build import view as build_view
+    from labkit.analyze.build.claims import judge_build
     from labkit.analyze.charts import inter_token_gaps, tokens_over_time
     from labkit.analyze.chosen import chosen_arms
-    from labkit.analyze.compare_charts import change_intervals, ttft_before_after
-    from labkit.analyze.compare_runs import compared, judge_compare_runs
-    from labkit.analyze.counter_charts import memory_over_time, processing_and_deferred, tokens_per_call
-    from labkit.analyze.counter_tables import counters_table, record_table, shared_calls_table
-    from labkit.analyze.counters_compared import counters_compared
+    from labkit.analyze.compare_runs import readings as compare_readings
+    from labkit.analyze.compare_runs.charts import change_intervals, ttft_before_after
+    from labkit.analyze.compare_runs.claims import compared, judge_compare_runs
+    from labkit.analyze.compare_runs.counters_compared import counters_compared
     from labkit.analyze.effective import settings_table
-    from labkit.analyze.exhaustion_readings import exhaustion_table
     from labkit.analyze.frames import RunFrames
-    from labkit.analyze.kv_cell_charts import kv_cells_over_time, kv_peaks
-    from labkit.analyze.kv_charts import kv_ledger
-    from labkit.analyze.kv_exhaustion import judge_kv_exhaustion
-    from labkit.analyze.kv_memory_charts import kv_memory, lengths_that_fit
-    from labkit.analyze.kv_modes import judge_kv_modes, kv_stop_reason
-    from labkit.analyze.kv_tables import kv_fates_table, kv_servers_table
+    from labkit.analyze.kv_exhaustion import readings as exhaustion_readings
+    from labkit.analyze.kv_exhaustion.charts import kv_cells_over_time, kv_peaks
+    from labkit.analyze.kv_exhaustion.claims import judge_kv_exhaustion
+    from labkit.analyze.kv_exhaustion.readings import exhaustion_table
+    from labkit.analyze.kv_modes import readings as kv_readings
+    from labkit.analyze.kv_modes.charts import kv_ledger
+    from labkit.analyze.kv_modes.claims import judge_kv_modes, kv_stop_reason
+    from labkit.analyze.kv_modes.memory_charts import kv_memory, lengths_that_fit
+    from labkit.analyze.kv_modes.tables import kv_fates_table, kv_servers_table
     from labkit.analyze.lanes import slot_lanes
-    from labkit.analyze.late_arrival import judge_late_arrival
-    from labkit.analyze.metrics_and_gpu import judge_metrics_and_gpu
-    from labkit.analyze.naive import naive_criteria
-    from labkit.analyze.planner import context_plan, context_table
-    from labkit.analyze.recommend import recommend_slots
-    from labkit.analyze.slot_charts import scaling_chart, waiting_split
-    from labkit.analyze.slot_escalation import judge_slot_escalation, passed_steps, step_outcome
-    from labkit.analyze.slot_tables import step_table, waits_table
+    from labkit.analyze.late_arrival import readings as late_readings
+    from labkit.analyze.late_arrival.claims import judge_late_arrival
+    from labkit.analyze.late_arrival.naive import naive_criteria
+    from labkit.analyze.metrics_and_gpu import readings as counter_readings
+    from labkit.analyze.metrics_and_gpu.charts import memory_over_time, processing_and_deferred, tokens_per_call
+    from labkit.analyze.metrics_and_gpu.claims import judge_metrics_and_gpu
+    from labkit.analyze.metrics_and_gpu.tables import counters_table, record_table, shared_calls_table
+    from labkit.analyze.slot_escalation import readings as slot_readings
+    from labkit.analyze.slot_escalation.charts import scaling_chart, waiting_split
+    from labkit.analyze.slot_escalation.claims import judge_slot_escalation, passed_steps, step_outcome
+    from labkit.analyze.slot_escalation.planner import context_plan, context_table
+    from labkit.analyze.slot_escalation.recommend import recommend_slots
+    from labkit.analyze.slot_escalation.tables import step_table, waits_table
     from labkit.analyze.verdict import Check, Verdict
     from labkit.engine.attach import attach_server
     from labkit.engine.bare import start_bare
@@ -107,39 +106,40 @@ _HOME = {
     "Verdict": "analyze.verdict",
     "ask_without_metrics": "measure.metrics_and_gpu",
     "attach_server": "engine.attach",
-    "build_charts": "analyze.build_charts:",
-    "build_view": "analyze.build_view:",
-    "change_intervals": "analyze.compare_charts",
+    "build_charts": "analyze.build.charts:",
+    "build_view": "analyze.build.view:",
+    "change_intervals": "analyze.compare_runs.charts",
     "chosen_arms": "analyze.chosen",
-    "compare_readings": "analyze.compare_readings:",
-    "compared": "analyze.compare_runs",
-    "context_plan": "analyze.planner",
-    "context_table": "analyze.planner",
-    "counter_readings": "analyze.counter_readings:",
-    "counters_compared": "analyze.counters_compared",
-    "counters_table": "analyze.counter_tables",
+    "compare_readings": "analyze.compare_runs.readings:",
+    "compared": "analyze.compare_runs.claims",
+    "context_plan": "analyze.slot_escalation.planner",
+    "context_table": "analyze.slot_escalation.planner",
+    "counter_readings": "analyze.metrics_and_gpu.readings:",
+    "counters_compared": "analyze.compare_runs.counters_compared",
+    "counters_table": "analyze.metrics_and_gpu.tables",
     "doctor": "present.doctor",
     "exhaustion_plan": "measure.kv_exhaustion",
-    "exhaustion_readings": "analyze.exhaustion_readings:",
-    "exhaustion_table": "analyze.exhaustion_readings",
+    "exhaustion_readings": "analyze.kv_exhaustion.readings:",
+    "exhaustion_table": "analyze.kv_exhaustion.readings",
     "inter_token_gaps": "analyze.charts",
-    "judge_build": "analyze.build",
-    "judge_compare_runs": "analyze.compare_runs",
-    "judge_kv_exhaustion": "analyze.kv_exhaustion",
-    "judge_kv_modes": "analyze.kv_modes",
-    "judge_late_arrival": "analyze.late_arrival",
-    "judge_metrics_and_gpu": "analyze.metrics_and_gpu",
-    "judge_slot_escalation": "analyze.slot_escalation",
-    "kv_cells_over_time": "analyze.kv_cell_charts",
-    "kv_fates_table": "analyze.kv_tables",
-    "kv_ledger": "analyze.kv_charts",
-    "kv_memory": "analyze.kv_memory_charts",
-    "kv_peaks": "analyze.kv_cell_charts",
-    "kv_readings": "analyze.kv_readings:",
-    "kv_servers_table": "analyze.kv_tables",
-    "kv_stop_reason": "analyze.kv_modes",
+    "judge_build": "analyze.build.claims",
+    "judge_compare_runs": "analyze.compare_runs.claims",
+    "judge_kv_exhaustion": "analyze.kv_exhaustion.claims",
+    "judge_kv_modes": "analyze.kv_modes.claims",
+    "judge_late_arrival": "analyze.late_arrival.claims",
+    "judge_metrics_and_gpu": "analyze.metrics_and_gpu.claims",
+    "judge_slot_escalation": "analyze.slot_escalation.claims",
+    "kv_cells_over_time": "analyze.kv_exhaustion.charts",
+    "kv_fates_table": "analyze.kv_modes.tables",
+    "kv_ledger": "analyze.kv_modes.charts",
+    "kv_memory": "analyze.kv_modes.memory_charts",
+    "kv_peaks": "analyze.kv_exhaustion.charts",
+    "kv_readings": "analyze.kv_modes.readings:",
+    "kv_servers_table": "analyze.kv_modes.tables",
+    "kv_stop_reason": "analyze.kv_modes.claims",
     "late_arrival_plan": "measure.late_arrival",
-    "lengths_that_fit": "analyze.kv_memory_charts",
+    "late_readings": "analyze.late_arrival.readings:",
+    "lengths_that_fit": "analyze.kv_modes.memory_charts",
     "load_kv_servers": "measure.kv_modes",
     "look_at_machine": "measure.build",
     "measure_arm": "measure.experiment",
@@ -147,46 +147,46 @@ _HOME = {
     "measure_exhaustion": "measure.kv_exhaustion",
     "measure_small_pool": "measure.slot_escalation",
     "measure_step": "measure.slot_escalation",
-    "memory_over_time": "analyze.counter_charts",
+    "memory_over_time": "analyze.metrics_and_gpu.charts",
     "metrics_and_gpu_plan": "measure.metrics_and_gpu",
-    "naive_criteria": "analyze.naive",
+    "naive_criteria": "analyze.late_arrival.naive",
     "note_defaults": "measure.build",
     "one_after_another": "measure.metrics_and_gpu",
     "open_run": "measure.record",
     "open_server": "engine.open",
     "parameters": "present.parameters",
-    "passed_steps": "analyze.slot_escalation",
+    "passed_steps": "analyze.slot_escalation.claims",
     "plan_loads": "measure.slot_loads",
     "prepare_engine": "measure.build",
-    "processing_and_deferred": "analyze.counter_charts",
+    "processing_and_deferred": "analyze.metrics_and_gpu.charts",
     "read_out": "present.show",
     "read_run": "measure.record",
     "read_sides": "measure.compare_runs",
     "readings": "analyze.readings:",
-    "recommend_slots": "analyze.recommend",
-    "record_table": "analyze.counter_tables",
+    "recommend_slots": "analyze.slot_escalation.recommend",
+    "record_table": "analyze.metrics_and_gpu.tables",
     "rehearse": "measure.metrics_and_gpu",
     "repeat_command": "present.headline",
     "repeat_order": "measure.slot_escalation",
     "resolve_model": "engine.models",
-    "scaling_chart": "analyze.slot_charts",
+    "scaling_chart": "analyze.slot_escalation.charts",
     "settings_table": "analyze.effective",
-    "shared_calls_table": "analyze.counter_tables",
+    "shared_calls_table": "analyze.metrics_and_gpu.tables",
     "show": "present.show",
     "slot_lanes": "analyze.lanes",
-    "slot_readings": "analyze.slot_readings:",
+    "slot_readings": "analyze.slot_escalation.readings:",
     "smoke_plan": "measure.build",
     "start_bare": "engine.bare",
     "start_kv_servers": "measure.kv_modes",
     "start_server": "engine.start",
-    "step_outcome": "analyze.slot_escalation",
-    "step_table": "analyze.slot_tables",
+    "step_outcome": "analyze.slot_escalation.claims",
+    "step_table": "analyze.slot_escalation.tables",
     "table": "present.show",
     "tokens_over_time": "analyze.charts",
-    "tokens_per_call": "analyze.counter_charts",
-    "ttft_before_after": "analyze.compare_charts",
-    "waiting_split": "analyze.slot_charts",
-    "waits_table": "analyze.slot_tables",
+    "tokens_per_call": "analyze.metrics_and_gpu.charts",
+    "ttft_before_after": "analyze.compare_runs.charts",
+    "waiting_split": "analyze.slot_escalation.charts",
+    "waits_table": "analyze.slot_escalation.tables",
 }
 
 __all__ = [
@@ -243,6 +243,7 @@ __all__ = [
     "kv_servers_table",
     "kv_stop_reason",
     "late_arrival_plan",
+    "late_readings",
     "lengths_that_fit",
     "load_kv_servers",
     "look_at_machine",

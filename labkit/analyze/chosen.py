@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from labkit.analyze.frames import RunFrames
-from labkit.analyze.late_view import RunRows
+from labkit.analyze.rows import RunRows
 
 
 @dataclass(frozen=True)

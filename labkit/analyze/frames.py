@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from labkit.analyze.late_view import ArmRows, RunRows, timing
+from labkit.analyze.rows import ArmRows, RunRows, timing
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import labkit as lab
-from labkit.analyze.slot_view import LoadView
+from labkit.analyze.slot_escalation.view import LoadView
 from tests.live.escalation import run_slot_escalation, verdict_of
 
 STEPS, LOADS = (1, 2, 4), (1, 2, 4)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import labkit as lab
-from labkit.analyze.kv_cells import ArmCells
+from labkit.analyze.kv_exhaustion.cells import ArmCells
 from tests.conftest import PROJECT
 from tests.live.exhaustion import run_exhaustion
 from tests.live.test_papermill import outputs, papermill

@@ -14,7 +14,6 @@ import psutil
 import pytest
 
 import labkit as lab
-from labkit.analyze import readings
 from labkit.errors import PlanError
 from labkit.measure.load import Load
 from labkit.measure.observe import SlotSampler
@@ -196,7 +195,7 @@ def test_two_requests_pinned_to_one_slot_wait_for_it_and_the_kit_says_so(tmp_pat
     plan = lab.LoadPlan(requests=requests({"id_slot": 0}, {"id_slot": 0}))
     frames = asyncio.run(on_server(lambda server: measured(server, plan, tmp_path), tmp_path, parallel=4))
     assert frames.requests["slot"].tolist() == [0, 0]
-    text = readings.concurrency_reading(frames, "treatment")
+    text = lab.readings.concurrency_reading(frames, "treatment")
     assert "pinned to slot 0 and waited" in text
     assert "while 3 slots were idle" in text
 
@@ -223,7 +222,7 @@ def test_the_same_prompt_again_is_warm_only_when_the_cache_is_used(tmp_path: Pat
 def test_a_sequential_client_is_recognised(tmp_path: Path) -> None:
     plan = lab.LoadPlan(requests=requests({}, {}, {}, {}), max_connections=1)
     frames = asyncio.run(on_server(lambda server: measured(server, plan, tmp_path), tmp_path, parallel=4))
-    assert "client sent one at a time" in readings.concurrency_reading(frames, "treatment")
+    assert "client sent one at a time" in lab.readings.concurrency_reading(frames, "treatment")
     waits = sorted(frames.requests["client_wait_s"])
     assert waits[0] < waits[1] < waits[2] < waits[3]
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 import labkit as lab
-from labkit.analyze import kv_areas
+from labkit.analyze.kv_modes import areas as kv_areas
 from labkit.engine.models import cache_folder
 from tests.live.lab import attached_arrival, quiet, run_late_arrival
 from tests.live.test_kv_modes import experiment as kv_experiment

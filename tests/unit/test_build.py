@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from labkit.analyze import build_charts, build_view
-from labkit.analyze.build import judge_build
+from labkit.analyze.build import charts as build_charts
+from labkit.analyze.build import view as build_view
+from labkit.analyze.build.claims import judge_build
 from labkit.analyze.verdict import Check, Verdict
 from labkit.engine import build, cmake, toolchain
 from labkit.engine.build import architectures, destination, resolve_backend

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import labkit as lab
-from labkit.analyze.comparable import BLOCKS, CHANGED, FOLLOWS, NOTE, differences, named_change
-from labkit.analyze.compare_runs import Comparison
-from labkit.analyze.counters_compared import changed_meanings
-from labkit.analyze.paired import METRICS, request_changes
+from labkit.analyze.compare_runs.claims import Comparison
+from labkit.analyze.compare_runs.comparable import BLOCKS, CHANGED, FOLLOWS, NOTE, differences, named_change
+from labkit.analyze.compare_runs.counters_compared import changed_meanings
+from labkit.analyze.compare_runs.paired import METRICS, request_changes
 from labkit.errors import ParameterError
 from labkit.measure.record import STREAMS, RunData
 from tests.synthetic import Scenario, recorded

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import labkit as lab
-from labkit.analyze import counter_readings
-from labkit.analyze.counter_charts import MOST_DOTS, steps_of, thinned_steps
+from labkit.analyze.metrics_and_gpu import readings as counter_readings
+from labkit.analyze.metrics_and_gpu.charts import MOST_DOTS, steps_of, thinned_steps
 from labkit.measure.record import RunData
 from tests.counted import Counted, counted, full
 

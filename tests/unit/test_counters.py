@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from labkit.analyze.counters import (
+from labkit.analyze.metrics_and_gpu.counters import (
     METRICS,
     NO_VALUE,
     NOT_EXPOSED,

@@ -73,13 +73,13 @@ def test_a_stream_that_comes_bunched_has_no_single_gaps() -> None:
         token["at_s"] = 0.5 * (number // 20)
     frames = lab.RunFrames(data)
     assert frames.stalls.empty
-    assert "came bunched" in readings.gaps_reading(frames)
+    assert "came bunched" in lab.late_readings.gaps_reading(frames)
 
 
 def test_a_stream_that_was_cut_short_is_not_held_against_the_prediction() -> None:
     data = recorded(treatment=Scenario())
     data.requests[0]["outcome"] = "disconnected"
-    assert "cut short with continuous batching on" in readings.prediction_reading(lab.RunFrames(data), 40)
+    assert "cut short with continuous batching on" in lab.late_readings.prediction_reading(lab.RunFrames(data), 40)
 
 
 def test_slots_are_named_by_the_request_on_them() -> None:
@@ -183,27 +183,27 @@ def test_overlap_counts_spans_that_touch_as_one_after_the_other() -> None:
 
 def test_readings_speak_in_this_runs_numbers() -> None:
     frames = both()
-    lanes = readings.lanes_reading(frames)
+    lanes = lab.late_readings.lanes_reading(frames)
     assert "A still got 50 tokens after it" in lanes
     assert "A had got its last token before" in lanes
-    assert "Predicted: A gets 40 tokens" in (text := readings.prediction_reading(frames, 40))
+    assert "Predicted: A gets 40 tokens" in (text := lab.late_readings.prediction_reading(frames, 40))
     assert "50 with continuous batching on, 0 with" in text
-    assert "200 ms: 10 times A's median gap" in readings.gaps_reading(frames)
+    assert "200 ms: 10 times A's median gap" in lab.late_readings.gaps_reading(frames)
 
 
 def test_the_naive_reading_is_worded_from_what_was_measured() -> None:
     stale = lab.naive_criteria(recorded(control=Scenario(joins=False)))
     cleared = lab.naive_criteria(recorded(control=Scenario(joins=False, stale=False)))
-    assert "(100%): this build still shows" in readings.naive_reading(stale)
-    assert "in none: this build clears" in readings.naive_reading(cleared)
-    assert "No control arm" in readings.naive_reading(None)
+    assert "(100%): this build still shows" in lab.late_readings.naive_reading(stale)
+    assert "in none: this build clears" in lab.late_readings.naive_reading(cleared)
+    assert "No control arm" in lab.late_readings.naive_reading(None)
 
 
 def test_readings_of_a_run_that_saw_nothing_say_so() -> None:
-    assert readings.lanes_reading(nothing()) == "No request was sent."
+    assert lab.late_readings.lanes_reading(nothing()) == "No request was sent."
     data = copy.deepcopy(recorded(treatment=Scenario()))
     data.requests[1] |= {"first_token_s": None, "outcome": "disconnected"}
-    assert "B got no token (disconnected)" in readings.lanes_reading(lab.RunFrames(data))
+    assert "B got no token (disconnected)" in lab.late_readings.lanes_reading(lab.RunFrames(data))
 
 
 def test_the_synthetic_rows_have_the_columns_of_real_ones() -> None:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import labkit as lab
-from labkit.analyze.kv_areas import Area, areas, cell_use, stacked
-from labkit.analyze.kv_charts import FILL_PX, GAP_PX, colour_of
+from labkit.analyze.kv_modes.areas import Area, areas, cell_use, stacked
+from labkit.analyze.kv_modes.charts import FILL_PX, GAP_PX, colour_of
 from labkit.analyze.ledger import BY_STREAMS, ledger
 from tests.kv_recorded import LENGTHS, kv_run
 

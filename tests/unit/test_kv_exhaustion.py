@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import labkit as lab
-from labkit.analyze.kv_cells import ArmCells, lockstep
+from labkit.analyze.kv_exhaustion.cells import ArmCells, lockstep
 from labkit.errors import ParameterError
 from labkit.measure.kv_exhaustion import count_log_lines, exhaustion_sizes
 from labkit.measure.record import RunData

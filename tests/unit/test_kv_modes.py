@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import labkit as lab
-from labkit.analyze.kv_readings import kv_choice
-from labkit.analyze.kv_view import KvArm, expected_outcomes
+from labkit.analyze.kv_modes.readings import kv_choice
+from labkit.analyze.kv_modes.view import KvArm, expected_outcomes
 from tests.kv_recorded import EXCEEDED, LENGTHS, kv_run, server
 
 CLAIMS = ["effective", "auto", "kv_bytes", "ubatch", "not_reserved", "long", "fates"]

@@ -295,9 +295,9 @@ def test_a_record_with_holes_is_judged_and_drawn_never_a_crash(change: Callable[
     assert lab.judge_late_arrival(data).status in ("supported", "inconclusive")
     frames = lab.RunFrames(data)
     lab.naive_criteria(data)
-    for reading in (lab.readings.lanes_reading, lab.readings.gaps_reading, lab.readings.run_facts):
+    for reading in (lab.late_readings.lanes_reading, lab.late_readings.gaps_reading, lab.readings.run_facts):
         assert reading(frames)
-    assert lab.readings.prediction_reading(frames, 1)
+    assert lab.late_readings.prediction_reading(frames, 1)
     for draw in (lab.slot_lanes, lab.tokens_over_time, lab.inter_token_gaps):
         draw(frames, title="t", subtitle=[])
 

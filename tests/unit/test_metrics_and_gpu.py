@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from labkit.analyze.metrics_and_gpu import judge_metrics_and_gpu
+from labkit.analyze.metrics_and_gpu.claims import judge_metrics_and_gpu
 from labkit.analyze.verdict import Check
 from labkit.errors import ParameterError
 from labkit.measure.metrics_and_gpu import _answer_tokens, one_after_another

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import labkit as lab
-from labkit.analyze.planner import room_hint
+from labkit.analyze.slot_escalation.planner import room_hint
 from tests.synthetic_slots import empty_run
 
 

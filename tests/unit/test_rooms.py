@@ -30,13 +30,13 @@ def imports(path: Path) -> set[str]:
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_from_rooms_to_its_left(project: Path, room: str) -> None:
     allowed = ROOMS[: ROOMS.index(room) + 1]
-    for path in (project / "labkit" / room).glob("*.py"):
+    for path in (project / "labkit" / room).rglob("*.py"):
         ours = {name for name in imports(path) if name.split(".")[0] == "labkit"} - EVERYWHERE
         assert not {name for name in ours if name.split(".")[1] not in (*allowed, "settings")}, path
 
 
 def test_analyze_does_no_io(project: Path) -> None:
-    for path in (project / "labkit" / "analyze").glob("*.py"):
+    for path in (project / "labkit" / "analyze").rglob("*.py"):
         assert not {name.split(".")[0] for name in imports(path)} & PURE, path
         assert not {name for name in imports(path) if name.startswith(("labkit.engine", "labkit.measure"))}, path
 

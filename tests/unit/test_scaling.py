@@ -11,7 +11,7 @@ import pytest
 import labkit as lab
 from labkit.analyze.palette import FOREIGN_COLOUR, REQUEST_COLOURS, colour
 from labkit.analyze.placing import Room
-from labkit.analyze.scaling import figure, load_figures, measured, ratio, single_rate
+from labkit.analyze.slot_escalation.scaling import figure, load_figures, measured, ratio, single_rate
 from labkit.measure.record import RunData
 from labkit.measure.slot_loads import label_of
 from labkit.present.show import png

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import labkit as lab
-from labkit.analyze.slot_view import LoadView
+from labkit.analyze.slot_escalation.view import LoadView
 from labkit.measure.record import RunData
 from tests.synthetic_slots import Load, add_load, empty_run, escalated
 

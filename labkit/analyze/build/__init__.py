@@ -1,0 +1,1 @@
+"""Notebook 00: is the engine what it was meant to be?"""

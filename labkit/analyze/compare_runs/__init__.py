@@ -1,0 +1,1 @@
+"""Notebook 06: keep the change, go back, or not comparable."""

@@ -1,0 +1,1 @@
+"""Notebook 05: a unified KV pool that runs out."""

@@ -1,0 +1,1 @@
+"""Notebook 02: unified and split KV cache."""

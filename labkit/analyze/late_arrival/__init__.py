@@ -1,0 +1,1 @@
+"""Notebook 03: does a late request join the batch?"""

@@ -1,0 +1,58 @@
+"""One arm's rows of a recorded run: requests, token times and polls."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+from labkit.analyze.freshness import fresh_progress
+
+
+class RunRows(Protocol):
+    """What is judged: a recorded run as plain rows (measure.record.RunData)."""
+
+    @property
+    def run(self) -> dict[str, Any]: ...
+    @property
+    def requests(self) -> list[dict[str, Any]]: ...
+    @property
+    def tokens(self) -> list[dict[str, Any]]: ...
+    @property
+    def slots(self) -> list[dict[str, Any]]: ...
+    @property
+    def metrics(self) -> list[dict[str, Any]]: ...
+    @property
+    def memory(self) -> list[dict[str, Any]]: ...
+
+
+def timing(request: dict[str, Any], name: str) -> float | None:
+    """Return one of the server's own timings of a request; None where it gave none, or no number."""
+    value = (request.get("timings") or {}).get(name)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+class ArmRows:
+    """Reads one arm's rows: requests, token times and polls, of the load alone.
+
+    Args:
+        data: the recorded run.
+        name: the arm.
+    """
+
+    def __init__(self, data: RunRows, name: str) -> None:
+        self.name = name
+        self.facts: dict[str, Any] = data.run.get("arms", {}).get(name, {})
+        mine = [row for row in data.requests if row["arm"] == name]
+        self.warm_up = [row for row in mine if row["warm_up"]]
+        self.requests = {row["label"]: row for row in mine if not row["warm_up"]}
+        self.times: dict[str, list[float]] = {label: [] for label in self.requests}
+        for token in data.tokens:
+            if token["arm"] == name and not token["warm_up"] and token["at_s"] is not None:
+                self.times.setdefault(token["label"], []).append(token["at_s"])
+        polls = [row for row in data.slots if row["arm"] == name and row["slots"] is not None]
+        self.polls = [row for row in polls if row["received_s"] is not None]
+        self.fresh = fresh_progress(self.polls)
+        server = self.facts.get("server") or {}
+        self.attached = bool(server.get("attached"))
+        self.asked: dict[str, Any] = server.get("asked") or {}
+        self.effective: dict[str, Any] = server.get("effective") or {}

@@ -1,0 +1,1 @@
+"""Notebook 01: what more slots change."""
