@@ -66,7 +66,9 @@ if TYPE_CHECKING:
     from labkit.measure.slot_loads import plan_loads
     from labkit.present.doctor import doctor
     from labkit.present.headline import Headline, repeat_command
+    from labkit.present.panel import panel
     from labkit.present.parameters import parameters
+    from labkit.present.preview import preview
     from labkit.present.show import read_out, show, table
     from labkit.settings import (
         AttachSettings,
@@ -154,10 +156,12 @@ _HOME = {
     "one_after_another": "measure.metrics_and_gpu",
     "open_run": "measure.record",
     "open_server": "engine.open",
+    "panel": "present.panel",
     "parameters": "present.parameters",
     "passed_steps": "analyze.slot_escalation.claims",
     "plan_loads": "measure.slot_loads",
     "prepare_engine": "measure.build",
+    "preview": "present.preview",
     "processing_and_deferred": "analyze.metrics_and_gpu.charts",
     "read_out": "present.show",
     "read_run": "measure.record",
@@ -259,10 +263,12 @@ __all__ = [
     "one_after_another",
     "open_run",
     "open_server",
+    "panel",
     "parameters",
     "passed_steps",
     "plan_loads",
     "prepare_engine",
+    "preview",
     "processing_and_deferred",
     "read_out",
     "read_run",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -16,15 +17,27 @@ def fresh_progress(polls: list[dict[str, Any]]) -> list[set[Any]]:
     Args:
         polls: rows of slots.jsonl in order, the idle ones before the load included.
     """
-    memory: dict[int, _SlotMemory] = {}
-    return [
-        {
+    freshness = Freshness()
+    return [freshness.progressed(poll["slots"] or ()) for poll in polls]
+
+
+class Freshness:
+    """The same for polls that come one by one."""
+
+    def __init__(self) -> None:
+        self._memory: dict[int, _SlotMemory] = {}
+
+    def progressed(self, slots: Iterable[dict[str, Any]]) -> set[Any]:
+        """Take in one poll and return the seeds whose task has made progress of its own.
+
+        Args:
+            slots: rows of parse_slots().
+        """
+        return {
             slot["seed"]
-            for slot in poll["slots"] or ()
-            if memory.setdefault(slot["id"], _SlotMemory()).progressed(slot) and slot["seed"] is not None
+            for slot in slots
+            if self._memory.setdefault(slot["id"], _SlotMemory()).progressed(slot) and slot["seed"] is not None
         }
-        for poll in polls
-    ]
 
 
 class _SlotMemory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from labkit.engine.effective import Effective
 from labkit.engine.http import Address
@@ -61,6 +61,11 @@ class Server:
     def attached(self) -> bool:
         """Whether somebody else started it: never stopped, never reconfigured."""
         return self.process is None
+
+    @property
+    def endpoint(self) -> Literal["chat", "completion"]:
+        """How it is asked: a model without a chat template takes raw prompts only."""
+        return "chat" if self.model.facts.has_chat_template else "completion"
 
     @property
     def alive(self) -> bool:

@@ -62,52 +62,99 @@ async def measure_arm(
     if title:
         run.note(arm, title=title)
     texts = {"keep_text": keep_text, "show_text": show_text}
-    return await _Arm(server, run, arm, sampling, say).measure(plan, must_fit=must_fit, **texts)
+    return await Arm(server, run, arm, sampling, say).measure(plan, must_fit=must_fit, **texts)
 
 
-class _Arm:
+class Arm:
+    """One arm on a running server: what surrounds a load, whoever sends it.
+
+    Args:
+        server: running and idle.
+        run: where everything goes.
+        name: of the arm.
+        sampling: how the server is watched.
+        say: gets progress lines.
+    """
+
     def __init__(
         self, server: Server, run: Run, name: str, sampling: SampleSettings, say: Callable[[str], None]
     ) -> None:
         self.server, self.run, self.name, self.sampling = server, run, name, sampling
         self._say = say
         self.slots = (server.effective.slots if server.effective else None) or 1
-        self._load: Load | None = None
+        self._loads: list[Load] = []
         self.traits = traits_of(None, [])
         self._last_slots: Any = None
 
     def say(self, text: str) -> None:
+        """Say a progress line."""
         self._say(f"{self.name}: {text}")
 
     async def measure(
         self, plan: LoadPlan, *, keep_text: bool, show_text: bool = False, must_fit: bool = True
     ) -> list[RequestRecord]:
-        server = self.server
-        server.require_load_allowed()
-        if server.key:
-            self.run.hide(server.key.reveal())
-        self.run.note(self.name, server=server.describe(), planned=_planned(plan, keep_text=keep_text))
+        """Put one plan on the server; see measure_arm()."""
+        self.begin(planned=planned(plan, keep_text=keep_text))
         await self._check_fit(plan, must_fit=must_fit)
-        if not server.attached:  # a server in use is warm, and every request on it needs a reason
+        async with self.watched(plan):
+            count = len(plan.requests)
+            self.say(f"sending {count} request{'s' * (count != 1)}, watching /slots at {self.sampling.poll_hz:g} Hz")
+            records = await self.send(plan, keep_text=keep_text, show_text=show_text)
+        self.say(", ".join(f"{record.label} {record.outcome}" for record in records))
+        return records
+
+    def begin(self, **facts: Any) -> None:
+        """Note what the arm runs on.
+
+        Args:
+            facts: what else is known before it starts.
+
+        Raises:
+            ParameterError: no load may be put on the server.
+        """
+        self.server.require_load_allowed()
+        if self.server.key:
+            self.run.hide(self.server.key.reveal())
+        self.run.note(self.name, server=self.server.describe(), **facts)
+
+    async def send(self, plan: LoadPlan, *, keep_text: bool, show_text: bool = False) -> list[RequestRecord]:
+        """Send a plan's requests inside watched(); several may be under way at once."""
+        load = Load(plan, keep_text=keep_text, show_text=show_text, **self._load_arguments())
+        self._loads.append(load)
+        try:
+            return await load.run(self.server.address)
+        finally:
+            self._loads.remove(load)
+
+    @asynccontextmanager
+    async def watched(self, plan: LoadPlan) -> AsyncIterator[None]:
+        """Warm every slot, find the server quiet, watch it while the block runs, and until it is quiet again.
+
+        Args:
+            plan: the load that follows, or its first part.
+        """
+        if not self.server.attached:  # a server in use is warm, and every request on it needs a reason
             self.say(f"warming {self.slots} slot{'s' * (self.slots != 1)}")
-            await self._send(Load(warm_up_plan(self.slots, plan), warm_up=True, **self._load_arguments()))
-        async with self._sampler() as sampler:
+            warm_up = Load(warm_up_plan(self.slots, plan), warm_up=True, **self._load_arguments())
+            await warm_up.run(self.server.address)
+        async with SlotSampler(self.server.address, self.sampling, self.run.clock, self._keep_poll) as sampler:
             quiet_after_s = await sampler.until_idle(IDLE_LIMIT_S)
             self._note_traits()
             self.run.note(self.name, load_start_s=self.run.clock(), quiet_after_s=quiet_after_s)
-            count = len(plan.requests)
-            self.say(f"sending {count} request{'s' * (count != 1)}, watching /slots at {self.sampling.poll_hz:g} Hz")
-            self._load = Load(plan, keep_text=keep_text, show_text=show_text, **self._load_arguments())
-            records = await self._watched(self._load, sampler)
+            async with self._watching(sampler):
+                yield
             alive = await self._alive()
             self.run.note(self.name, load_end_s=self.run.clock(), server_alive=alive)
             if not alive:
-                self.run.note(self.name, server_exit=server.exit_text)
+                self._note_death()
             # the next arm must not start while this one's tasks still run
             idle_after_s = await sampler.until_idle(IDLE_LIMIT_S if alive else 0.0)
             self.run.note(self.name, idle_after_s=idle_after_s)
-        self._say_end(records, alive=alive)
-        return records
+
+    def _note_death(self) -> None:
+        self.run.note(self.name, server_exit=self.server.exit_text)
+        where = f"; its log: {self.server.log_path}" if self.server.log_path else ""
+        self.say(f"the server {self.server.exit_text} in the middle of the run{where}")
 
     async def _alive(self) -> bool:
         """Whether the server is still there: its process if it is ours, else its /health."""
@@ -126,23 +173,19 @@ class _Arm:
             "arm": self.name,
             "clock": self.run.clock,
             "keep": self.run.append,
+            "tell": self.run.tell,
         }
-
-    def _sampler(self) -> SlotSampler:
-        return SlotSampler(self.server.address, self.sampling, self.run.clock, self._keep_poll)
 
     def _keep_poll(self, row: dict[str, Any]) -> None:
         self.run.append("slots", {"arm": self.name} | row)
         if row["slots"] is not None and row["slots"] != self._last_slots:
             self._last_slots = row["slots"]
-            if self._load:
-                self._load.note_slots(slots_in_words(row["slots"]))
+            for load in self._loads:
+                load.note_slots(slots_in_words(row["slots"]))
 
-    async def _send(self, load: Load) -> list[RequestRecord]:
-        return await load.run(self.server.address)
-
-    async def _watched(self, load: Load, sampler: SlotSampler) -> list[RequestRecord]:
-        """Run the load with the samplers beside it; a sampler that fails (a full disk) fails the arm."""
+    @asynccontextmanager
+    async def _watching(self, sampler: SlotSampler) -> AsyncIterator[None]:
+        """Run the samplers beside the block; one that fails (a full disk) fails the arm."""
         async with self._metrics() as metrics, self._memory() as memory:
             watching = [asyncio.create_task(sampler.run())]
             if memory:
@@ -151,7 +194,7 @@ class _Arm:
             if metrics and scraping:
                 watching.append(asyncio.create_task(metrics.run()))
             try:
-                return await self._send(load)
+                yield
             finally:
                 for task in watching:
                     task.cancel()
@@ -206,19 +249,19 @@ class _Arm:
                 kv_unified=effective.kv_unified,
             )
 
-    def _say_end(self, records: list[RequestRecord], *, alive: bool) -> None:
-        if not alive:
-            where = f"; its log: {self.server.log_path}" if self.server.log_path else ""
-            self.say(f"the server {self.server.exit_text} in the middle of the run{where}")
-        self.say(", ".join(f"{record.label} {record.outcome}" for record in records))
 
+def planned(plan: LoadPlan, *, keep_text: bool) -> dict[str, Any]:
+    """Return a plan as the record keeps it.
 
-def _planned(plan: LoadPlan, *, keep_text: bool) -> dict[str, Any]:
-    planned = plan.model_dump()
+    Args:
+        plan: the load.
+        keep_text: with its prompts.
+    """
+    kept = plan.model_dump()
     if not keep_text:
-        for request in planned["requests"]:
+        for request in kept["requests"]:
             del request["prompt"]
-    return planned
+    return kept
 
 
 def warm_up_plan(slots: int, plan: LoadPlan) -> LoadPlan:

@@ -62,6 +62,7 @@ class Load:
         arm: name of the arm, kept in every row.
         clock: seconds on the run's clock.
         keep: called with ("tokens" or "requests", row) as they happen.
+        tell: called with ("sent" or "text", row), for who watches; nothing of it is kept.
         keep_text: keep prompts and answers too.
         show_text: put them into the records that run() returns, for showing, and keep nothing of them.
         warm_up: mark the rows as warm-up, which no result counts.
@@ -74,11 +75,12 @@ class Load:
         arm: str,
         clock: Clock,
         keep: Callable[[str, dict[str, Any]], None],
+        tell: Callable[[str, dict[str, Any]], None] = lambda _stream, _row: None,
         keep_text: bool = False,
         show_text: bool = False,
         warm_up: bool = False,
     ) -> None:
-        self.plan, self.arm, self.clock, self.keep = plan, arm, clock, keep
+        self.plan, self.arm, self.clock, self.keep, self.tell = plan, arm, clock, keep, tell
         self.keep_text, self.show_text, self.warm_up = keep_text, show_text, warm_up
         self._progress = Progress()
         self._last_seen = ""
@@ -119,6 +121,7 @@ class Load:
         try:
             if await self._due(request, record):
                 record.planned_s = self.clock()
+                self._tell_sent(record)
                 await stream_request(client, stream, model=model)
         except asyncio.CancelledError:
             if not self._stalled():
@@ -134,6 +137,10 @@ class Load:
             self._progress.over(request.label)
             self.keep("requests", record.row() | ({} if self.keep_text else {"prompt": None, "text": None}))
         return record
+
+    def _tell_sent(self, record: RequestRecord) -> None:
+        row = {"label": record.label, "seed": record.seed, "max_tokens": record.max_tokens}
+        self.tell("sent", row | {"at_s": record.planned_s, "warm_up": self.warm_up})
 
     async def _due(self, request: RequestPlan, record: RequestRecord) -> bool:
         """Wait for the request's moment; False if it will not come."""
@@ -168,6 +175,7 @@ class Load:
         }
         self._moved_s = at_s
         self.keep("tokens", row | {"text": text} if self.keep_text else row)
+        self.tell("text", {"label": record.label, "text": text, "warm_up": self.warm_up})
         self._progress.token(record.label)
 
     def note_alive(self) -> None:

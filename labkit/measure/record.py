@@ -7,6 +7,7 @@ import math
 import re
 import secrets
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from labkit.measure.provenance import provenance
 SCHEMA_VERSION = 1
 STREAMS = ("requests", "tokens", "slots", "metrics", "memory")
 REDACTED = "[redacted]"
+Listener = Callable[[str, dict[str, Any]], None]
 
 
 def outputs_folder(given: str) -> Path:
@@ -53,6 +55,7 @@ class Run:
         self._clock = clock
         self._files: dict[str, FileIO] = {}
         self._secrets: list[str] = []
+        self._listeners: list[Listener] = []
         self.update()
 
     def clock(self) -> float:
@@ -73,7 +76,8 @@ class Run:
         Raises:
             RecordError: the disk is full or the folder has gone.
         """
-        line = _json(self._hidden(row)) + "\n"
+        row = self._hidden(row)
+        line = _json(row) + "\n"
         try:
             file = self._files.get(stream)
             if file is None:
@@ -82,6 +86,34 @@ class Run:
             file.write(line.encode())
         except OSError as error:
             raise self._unwritable(error) from None
+        self._heard(stream, row)
+
+    def listen(self, listener: Listener) -> None:
+        """Hand every row that is written or told from now on to `listener` as well, secrets taken out.
+
+        Args:
+            listener: gets the stream's name ("arm" for what note() adds) and the row. One that fails is told
+                nothing more: watching must not end a measurement.
+        """
+        self._listeners.append(listener)
+
+    def tell(self, stream: str, row: dict[str, Any]) -> None:
+        """Hand a row to the listeners, and write it nowhere: what is for the eye alone.
+
+        Args:
+            stream: "sent", a request that leaves, or "text", a piece of an answer.
+            row: the row.
+        """
+        if self._listeners:
+            self._heard(stream, self._hidden(row))
+
+    def _heard(self, stream: str, row: dict[str, Any]) -> None:
+        for listener in list(self._listeners):
+            try:
+                listener(stream, row)
+            except Exception as error:
+                self._listeners.remove(listener)
+                warnings.warn(f"a watcher of this run failed and sees no more of it: {error!r}", stacklevel=3)
 
     def update(self, **fields: Any) -> None:
         """Set fields of run.json and replace the file in one step.
@@ -112,6 +144,7 @@ class Run:
         """Add facts to one arm's part of run.json."""
         arms = self.fields["arms"]
         self.update(arms=arms | {arm: arms.get(arm, {}) | facts})
+        self.tell("arm", {"arm": arm} | facts)
 
     def close(self) -> None:
         """Close the files; the run can still be read."""

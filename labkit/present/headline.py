@@ -33,9 +33,7 @@ class Headline:
 
     def __init__(self, question: str) -> None:
         self._display = display(
-            HTML(
-                f"<p><em>{html.escape(question)}</em> No verdict yet: it appears here when the last cell has run.</p>"
-            ),
+            HTML(f"<p><em>{html.escape(question)}</em> No verdict yet: it appears here when the notebook has run.</p>"),
             display_id=True,
         )
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from labkit.settings.server import AttachSettings, ServerSettings
-from labkit.settings.values import Positive, Seconds, Setting, Switch, Whole, takes
+from labkit.settings.values import Positive, Seconds, Shown, Switch, Whole, takes
 
 # the commit that the article was written at, about build b10156
 PINNED_COMMIT = "81616410050cb5d8b733b39863807f4852591d8a"
@@ -19,7 +19,7 @@ _ARCHITECTURES = re.compile(r"\d+[a-z]?(-real|-virtual)?(;\d+[a-z]?(-real|-virtu
 _URL = re.compile(r"https?://", re.IGNORECASE)
 
 
-class Build(Setting):
+class Build(Shown):
     """Parameters of notebook 00_build."""
 
     engine: str = Field("embedded", description='what is looked at: "build", the wheel ("embedded"), or a path')

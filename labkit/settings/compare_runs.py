@@ -6,13 +6,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from labkit.settings.values import Setting, Switch, not_bool, takes
+from labkit.settings.values import Shown, Switch, not_bool, takes
 
 CHANGES = ("parallel", "kv_unified", "ctx_size", "build")
 Percent = Annotated[float, BeforeValidator(not_bool)]
 
 
-class CompareRuns(Setting):
+class CompareRuns(Shown):
     """Parameters of notebook 06_compare_runs, which runs no engine."""
 
     before: str = Field("", description="run folder of the earlier configuration, or a folder of several; empty: found")

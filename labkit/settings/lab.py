@@ -9,10 +9,10 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from labkit.settings.load import SampleSettings
 from labkit.settings.server import AttachSettings, ServerSettings
-from labkit.settings.values import Seconds, Switch, Whole, not_bool, takes
+from labkit.settings.values import Seconds, Shown, Switch, Whole, not_bool, takes
 
 
-class Lab(ServerSettings, AttachSettings):
+class Lab(ServerSettings, AttachSettings, Shown):
     """Base of the parameters of a notebook that runs a server: engine, limits, seed, record."""
 
     poll_hz: Annotated[float, BeforeValidator(not_bool)] = Field(

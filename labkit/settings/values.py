@@ -93,6 +93,16 @@ class Setting(BaseModel):
             raise ParameterError(describe(error, type(self))) from None
 
 
+class Shown(Setting):
+    """What every notebook has: a panel at its end, for a person."""
+
+    interactive: Switch | None = Field(
+        None,
+        description="show the panel at the end; none: where somebody sits in front of it",
+        json_schema_extra=takes("true, false or None"),
+    )
+
+
 def describe(error: ValidationError, model: type[BaseModel]) -> str:
     """Turn pydantic's errors into one sentence: names, values, and what would be accepted."""
     found: dict[str, str] = {}

@@ -98,7 +98,8 @@ def test_the_anatomy_is_there(notebook: Path) -> None:
     ):
         assert part in text
     assert "headline" in cells(notebook)[0].source.lower()
-    assert "conclude" in cells(notebook)[-1].source
+    assert "conclude" in cells(notebook)[-2].source
+    assert cells(notebook)[-1].source == f'lab.panel("{notebook.stem}", params)'
 
 
 def test_no_notebook_installs_or_names_a_path(notebook: Path) -> None:

@@ -112,3 +112,26 @@ def test_environment_variables_are_recorded_by_name_alone(tmp_path: Path, monkey
     text = (run.folder / "run.json").read_text()
     assert "LLAMA_ARG_API_KEY" in text
     assert "s3cret" not in text
+
+
+def test_a_listener_hears_what_is_written_and_what_is_told_without_secrets(run: Run) -> None:
+    heard: list[tuple[str, object]] = []
+    run.listen(lambda stream, row: heard.append((stream, row)))
+    run.hide("s3cret")
+    run.append("tokens", {"text": "a s3cret"})
+    run.tell("text", {"text": "s3cret"})
+    run.note("treatment", title="s3cret")
+    assert heard == [
+        ("tokens", {"text": "a [redacted]"}),
+        ("text", {"text": "[redacted]"}),
+        ("arm", {"arm": "treatment", "title": "[redacted]"}),
+    ]
+    assert not (run.folder / "text.jsonl").exists()
+
+
+def test_a_listener_that_fails_ends_no_measurement(run: Run) -> None:
+    run.listen(lambda stream, row: row["no such key"])
+    with pytest.warns(UserWarning, match="a watcher of this run failed"):
+        run.append("tokens", {"i": 1})
+    run.append("tokens", {"i": 2})
+    assert len((run.folder / "tokens.jsonl").read_text().splitlines()) == 2

@@ -1,0 +1,1 @@
+"""Panels for JupyterLab: knobs, live lanes, buttons. Nothing here runs headless."""
