@@ -96,7 +96,8 @@ class LoadView:
 
     def _incomplete(self) -> Trouble | None:
         facts = self.rows.facts
-        if not {"load_start_s", "load_end_s"} <= set(facts) or len(self.requests) < self.step.requests:
+        times = (facts.get("load_start_s"), facts.get("load_end_s"))
+        if None in times or len(self.requests) < self.step.requests:
             return "the load did not run to its end", "run it again; the run folder says how far it came"
         if not facts.get("server_alive", True):
             how = facts.get("server_exit") or "ended"
@@ -111,8 +112,8 @@ class LoadView:
         return None
 
     def _strangers(self) -> Trouble | None:
-        ours = {row["seed"] for row in self.requests}
-        seeds = {s["seed"] for p in self.polls for s in p["slots"] if s["busy"] and s["seed"] is not None} - ours
+        # a task that names no seed may be anybody's
+        seeds = {s["seed"] for p in self.polls for s in p["slots"] if s["busy"]} - {r["seed"] for r in self.requests}
         if seeds:
             return f"{len(seeds)} task(s) in /slots are not ours: another client uses this server", "a quiet server"
         if len({len(poll["slots"]) for poll in self.rows.polls}) > 1:
@@ -178,6 +179,10 @@ class LoadView:
         """Return how many requests were in flight all the while a poll or scrape was under way."""
         return sum(start <= row["sent_s"] and row["received_s"] <= end for start, end in self._spans)
 
+    def perhaps_in_flight(self, row: dict[str, Any]) -> int:
+        """Return how many requests were in flight at some time while a poll or scrape was under way."""
+        return sum(start <= row["received_s"] and row["sent_s"] <= end for start, end in self._spans)
+
     @property
     def client_wait_s(self) -> float:
         """The longest wait for the client's own pool."""
@@ -220,7 +225,7 @@ class LoadView:
         return max((self._ours(poll) for poll in self.polls), default=None)
 
     def _ours(self, poll: dict[str, Any]) -> int:
-        return sum(slot["busy"] for slot in poll["slots"])
+        return len({slot["seed"] for slot in poll["slots"] if slot["busy"]})
 
     @cached_property
     def expected_busy(self) -> int:
@@ -260,9 +265,21 @@ class LoadView:
         return max((value for _, value in self._said("requests_deferred")), default=None)
 
     @cached_property
-    def scrapes(self) -> int:
-        """Scrapes that told during the load."""
-        return len(self._said("requests_deferred"))
+    def deferred_in_turn(self) -> float:
+        """The same, of scrapes under way while more requests may have been in flight than there are slots."""
+        counted = (value for row, value in self._said("requests_deferred") if self.perhaps_in_flight(row) > self.slots)
+        return max(counted, default=0.0)
+
+    @cached_property
+    def deferred_in_vain(self) -> float:
+        """The same, of scrapes under way while each request in flight had a slot to have."""
+        counted = (value for row, value in self._said("requests_deferred") if self.perhaps_in_flight(row) <= self.slots)
+        return max(counted, default=0.0)
+
+    @cached_property
+    def peak_scrapes(self) -> int:
+        """Scrapes that told while as many requests were in flight as there ever were."""
+        return sum(self.surely_in_flight(row) >= self.in_flight for row, _ in self._said("requests_deferred"))
 
     @cached_property
     def chance_scrapes(self) -> int:
