@@ -9,7 +9,7 @@ import pytest
 
 import labkit as lab
 from labkit.measure.record import RunData
-from tests.synthetic_slots import Load, add_load, empty_run, escalated
+from tests.synthetic_slots import Load, Task, add_load, empty_run, escalated
 from tests.unit.test_slot_escalation import check, one_load, rows_of, statuses
 
 HEAVY = "slots2-requests4-run1"
@@ -147,6 +147,27 @@ def test_answers_of_several_servers_say_nothing_of_the_slots_asked_for() -> None
     data = one_load()
     next(p for p in mine(data.slots) if p["sent_s"] > 0.1)["slots"].pop()
     assert check(data, "slots_2").status == "inconclusive"
+
+
+class LongStep(Load):
+    """A decodes, B's prompt takes a step of a second, and C comes in the middle of it; A ends with it."""
+
+    def tasks(self) -> list[Task]:
+        a, b, c = (Task("ABC"[i], self.seed + i, DUE[i], DUE[i]) for i in range(3))
+        a.slot, a.owned_s, a.times = 3, 0.001, [0.06 + 0.02 * n for n in range(12)] + [1.3]
+        b.slot, b.owned_s, b.times = 2, 0.31, [1.3 + 0.02 * n for n in range(40)]
+        c.slot, c.owned_s, c.times = 1, 1.305, [1.4 + 0.02 * n for n in range(40)]
+        return [a, b, c]
+
+
+DUE = (0.0, 0.3, 0.5)
+
+
+def test_a_request_that_waits_for_the_end_of_a_step_is_not_held_against_the_slots() -> None:
+    data = empty_run(slots_list=[4], requests_list=[3], arrival_rate=2.0)
+    add_load(data, Load(4, 1))
+    add_load(data, LongStep(4, 3, arrivals=list(DUE)))
+    assert check(data, "busy_4").status == "supported"
 
 
 # --- a step that failed -----------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def _auto(arms: dict[str, KvArm]) -> Check:
     check = _Claim(
         "auto",
         "4 slots by themselves and 4 slots asked for are not the same",
-        "asked for, without a KV flag: 4 boxes; left to the server: one pool of the same total, also if split is asked",
+        "asked for, and split: 4 boxes; left to the server: one pool of the same total, also if split is asked",
     )
     found = [arms[name].measured for name in (FOUR_SPLIT, AUTO, AUTO_ASKED_SPLIT)]
     if any(context is None for context in found):

@@ -6,6 +6,7 @@ many wait without one). Each is counted apart; the verdict compares them.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -232,13 +233,33 @@ class LoadView:
         """Slots that should be busy at once: as many as requests or slots; open loop: as the client had in flight."""
         if not self.open_loop:
             return min(self.step.requests, self.slots)
-        levels = sorted((min(self.surely_in_flight(poll), self.slots) for poll in self.polls), reverse=True)
+        levels = sorted((min(self._wanting(poll), self.slots) for poll in self.polls), reverse=True)
         return levels[MIN_POLLS - 1] if len(levels) >= MIN_POLLS else 0
 
     @cached_property
     def chance_polls(self) -> int:
         """Polls during which so many requests were in flight that the expected number of slots had to be busy."""
-        return sum(min(self.surely_in_flight(poll), self.slots) >= self.expected_busy for poll in self.polls)
+        count = self._wanting if self.open_loop else self.surely_in_flight
+        return sum(min(count(poll), self.slots) >= self.expected_busy for poll in self.polls)
+
+    def _wanting(self, poll: dict[str, Any]) -> int:
+        """Return how many requests were in flight all the while, and had been for more than a step.
+
+        A request that comes in the middle of a step is taken in at its end, which its tokens tell; newer builds
+        answer /slots meanwhile (tools/server/server-queue.cpp).
+        """
+        return sum(
+            start <= poll["sent_s"] and poll["received_s"] <= end and self._stepped(start, poll["sent_s"])
+            for start, end in self._spans
+        )
+
+    def _stepped(self, since_s: float, until_s: float) -> bool:
+        """Whether a token of any request came in between: a step was over."""
+        return bisect_right(self._token_times, until_s) > bisect_right(self._token_times, since_s)
+
+    @cached_property
+    def _token_times(self) -> list[float]:
+        return sorted(at_s for times in self.rows.times.values() for at_s in times)
 
     @cached_property
     def waiting_polls(self) -> int:
@@ -271,10 +292,10 @@ class LoadView:
         return max(counted, default=0.0)
 
     @cached_property
-    def deferred_in_vain(self) -> float:
-        """The same, of scrapes under way while each request in flight had a slot to have."""
-        counted = (value for row, value in self._said("requests_deferred") if self.perhaps_in_flight(row) <= self.slots)
-        return max(counted, default=0.0)
+    def vain_scrapes(self) -> int:
+        """Scrapes that count requests as deferred while each one in flight had a slot to have."""
+        counting = (row for row, value in self._said("requests_deferred") if value > 0)
+        return sum(self.perhaps_in_flight(row) <= self.slots for row in counting)
 
     @cached_property
     def peak_scrapes(self) -> int:
@@ -298,12 +319,10 @@ class LoadView:
 
     def rate(self) -> float | None:
         """Return the load's aggregate rate: all tokens over the time from the first sending to the last token."""
-        if self.undone or not self.requests:
+        spans = [(row["sent_s"], row["last_token_s"]) for row in self.requests]
+        if self.undone or not spans or any(None in span for span in spans):
             return None
-        start_s, end_s = (
-            min(row["sent_s"] for row in self.requests),
-            max(row["last_token_s"] or 0 for row in self.requests),
-        )
+        start_s, end_s = min(start for start, _ in spans), max(end for _, end in spans)
         tokens = sum(tokens_of(row) for row in self.requests)
         return tokens / (end_s - start_s) if end_s > start_s else None
 
