@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -109,3 +110,24 @@ def test_a_load_without_times_is_no_traceback() -> None:
     for arm in data.run["arms"].values():
         arm |= {"load_start_s": None, "load_end_s": None}
     assert status(data, "fates") == "inconclusive"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_loss_of_rows_refutes_what_went_by_the_rule_or_supports_what_did_not(seed: int) -> None:
+    draw = random.Random(seed)
+    right, wrong = kv_run(), kv_run()
+    row(wrong, "split_long", "A").update(outcome="completed", status=200)
+    row(wrong, "split", "B").update(outcome="does_not_fit", status=400)
+    for data in (right, wrong):
+        for rows in (data.slots, data.tokens, data.requests):
+            share = draw.choice([0.0, 0.0, 0.1, 0.6])
+            rows[:] = [one for one in rows if draw.random() >= share]
+        for request in data.requests:
+            request |= dict.fromkeys(draw.sample(["headers_s", "id_slot", "timings", "truncated", "finish_reason"], 2))
+        for server in draw.sample(sorted(data.run["arms"]), 2):
+            data.run["arms"][server]["server"]["effective"][
+                draw.choice(["slot_cells", "kv_bytes", "compute_bytes"])
+            ] = None
+        lab.kv_readings.ledger_reading(lab.RunFrames(data))
+    assert "refuted" not in statuses(right).values()
+    assert "supported" not in (status(wrong, "long"), status(wrong, "fates"))

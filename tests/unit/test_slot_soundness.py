@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -103,6 +104,12 @@ def test_a_wait_behind_a_request_that_only_the_client_gave_up_is_no_finding() ->
     first = rows_of(data)[0]
     first |= {"outcome": "disconnected", "error": "ReadError", "end_s": 0.45, "last_token_s": 0.44}
     assert check(data, "deferred_2").status != "refuted"
+
+
+def test_where_no_load_outnumbers_the_slots_it_is_not_claimed_that_any_would_wait() -> None:
+    data = escalated(steps=(1, 2, 4))
+    assert check(data, "deferred_2").claim.endswith("exactly when they outnumber the slots")
+    assert check(data, "deferred_4").claim == "4 slots: no request waits without a slot while there is one for each"
 
 
 def test_slots_and_metrics_that_contradict_each_other_decide_nothing() -> None:
@@ -214,6 +221,39 @@ def test_an_answer_without_a_token_keeps_no_limit() -> None:
         if row["label"] == "B":
             row |= {"first_token_s": None, "last_token_s": None, "tokens": 0}
     assert lab.recommend_slots(lab.RunFrames(data)).slots is None
+
+
+# --- mutations --------------------------------------------------------------------------------------------
+
+
+def mutated(data: RunData, draw: random.Random) -> None:
+    """Lose rows, answers and counters here and there, as slow servers, proxies and odd builds do."""
+    for rows in (data.slots, data.metrics, data.tokens):
+        share = draw.choice([0.0, 0.0, 0.2, 0.8])
+        rows[:] = [row for row in rows if draw.random() >= share]
+    for poll in data.slots:
+        poll["slots"] = poll["slots"] if draw.random() < 0.8 else None
+        for slot in poll["slots"] or ():
+            slot |= dict.fromkeys(draw.sample(["id_task", "n_ctx", "n_decoded", "n_prefilled", "n_cells"], 2))
+    for scrape in data.metrics:
+        scrape["values"] |= {draw.choice(list(scrape["values"])): None} if draw.random() < 0.3 else {}
+    for row in data.requests:
+        row |= dict.fromkeys(draw.sample(["headers_s", "id_slot", "timings", "truncated", "finish_reason"], 2))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_loss_of_rows_makes_a_server_that_uses_one_slot_look_as_if_it_used_two_or_the_other_way_round(
+    seed: int,
+) -> None:
+    draw = random.Random(seed)
+    lazy, right = one_load(works=1), one_load()
+    mutated(lazy, draw)
+    mutated(right, draw)
+    found, holds = statuses(lazy), statuses(right)
+    assert found["busy_2"] in ("refuted", "inconclusive")
+    assert found["all"] != "supported"
+    assert lab.recommend_slots(lab.RunFrames(lazy)).slots is None
+    assert "refuted" not in holds.values()
 
 
 # --- anything may be missing ------------------------------------------------------------------------------

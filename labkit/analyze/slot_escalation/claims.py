@@ -10,7 +10,7 @@ from typing import Any
 
 from labkit.analyze.frames import RunFrames
 from labkit.analyze.rows import RunRows
-from labkit.analyze.slot_escalation.findings import CLAIMS, Finding, found
+from labkit.analyze.slot_escalation.findings import CLAIMS, NOBODY_WAITS, Finding, found
 from labkit.analyze.slot_escalation.planner import StepContext, context_plan, room_hint
 from labkit.analyze.slot_escalation.speed import speed_check
 from labkit.analyze.slot_escalation.view import LoadView, step_of
@@ -58,7 +58,7 @@ def _claim(step: StepContext, name: str, views: list[LoadView]) -> Check:
     worst = _worst(all_found)
     return Check(
         name=f"{name}_{step.slots}",
-        claim=f"{_slots_text(step.slots)}: {CLAIMS[name][0]}",
+        claim=f"{_slots_text(step.slots)}: {_claimed(name, views)}",
         status=worst.status,
         observed=_observed(all_found),
         expected=_on_time_expected(views) if name == "concurrency" else _EXPECTED[name].format(slots=step.slots),
@@ -66,6 +66,12 @@ def _claim(step: StepContext, name: str, views: list[LoadView]) -> Check:
         hint=worst.hint,
         numbers={view.arm: finding.observed for view, finding in all_found},
     )
+
+
+def _claimed(name: str, views: list[LoadView]) -> str:
+    """Claim no more than the loads can show: where none outnumbers the slots, nobody had to wait."""
+    outnumbered = any(view.step.requests > view.slots for view in views)
+    return CLAIMS[name][0] if name != "deferred" or outnumbered else NOBODY_WAITS
 
 
 def _worst(all_found: list[tuple[LoadView, Finding]]) -> Finding:

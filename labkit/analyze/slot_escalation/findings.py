@@ -223,6 +223,8 @@ def found(view: LoadView, claim: str) -> Finding:
     return finding
 
 
+# all that a deferred count can show where no load has more requests than there are slots
+NOBODY_WAITS = "no request waits without a slot while there is one for each"
 CLAIMS: dict[str, tuple[str, Callable[[LoadView], Finding]]] = {
     "slots": ("as many as asked", _slots),
     "answered": ("every request is answered with 200 and no error in its stream", _answered),
