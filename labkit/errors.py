@@ -13,6 +13,7 @@ LabError                     what went wrong, why, and what to try: one sentence
     ├── ServerDiedError      its process ended
     ├── ServerNotReadyError  it never became ready
     ├── IdentityError        something else answers in its place
+    │   └── SlotCountError   it has another number of slots than asked
     └── RecordError          the run folder can't be written
 """
 
@@ -105,6 +106,10 @@ class ServerNotReadyError(ServerError):
 
 class IdentityError(ServerError):
     """Something else answers where our server should, or it isn't set as asked."""
+
+
+class SlotCountError(IdentityError):
+    """Our server has another number of slots than asked."""
 
 
 class RecordError(ServerError):

@@ -80,7 +80,10 @@ def _from_streams(frames: RunFrames, arm: str, polls: pd.DataFrame) -> list[dict
     phases = frames.phases[(frames.phases["arm"] == arm) & frames.phases["slot"].notna()]
     slot_of = dict(zip(phases["label"], phases["slot"], strict=True))
     requests = frames.requests[(frames.requests["arm"] == arm) & frames.requests["label"].isin(list(slot_of))]
-    tokens = {label: list(times) for label, times in frames.tokens[frames.tokens["arm"] == arm].groupby("label")["t_s"]}
+    tokens = {
+        label: list(times)
+        for label, times in frames.tokens[frames.tokens["arm"] == arm].dropna(subset=["t_s"]).groupby("label")["t_s"]
+    }
     rows = []
     for poll in polls.itertuples():
         at_s, facts = float(poll.received_s), {"arm": arm, "at_s": poll.received_s, "poll": poll.poll}

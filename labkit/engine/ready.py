@@ -22,6 +22,7 @@ from labkit.errors import (
     ServerDiedError,
     ServerError,
     ServerNotReadyError,
+    SlotCountError,
 )
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ async def identify(server: Server) -> None:
     """Make sure that our own server answers, with as many slots as asked, and note what it runs with.
 
     Raises:
-        IdentityError: another server answers, or it isn't set as asked.
+        IdentityError: another server answers; SlotCountError: it has another number of slots than asked.
     """
     async with http_client(server.address, timeout_s=10.0) as client:
         props = await _json(client, f"{server.base_url}/props")
@@ -126,7 +127,7 @@ async def identify(server: Server) -> None:
     server.build = server.build | {"reported": props.get("build_info")}
     asked, got = server.asked["parallel"], server.effective.slots
     if asked != "auto" and got != asked:
-        raise IdentityError(f"asked for {asked} slots, the server has {got}", hint="another build of llama-server")
+        raise SlotCountError(f"asked for {asked} slots, the server has {got}", hint="another build of llama-server")
 
 
 async def _json(client: httpx.AsyncClient, url: str) -> Any:

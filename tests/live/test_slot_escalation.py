@@ -110,7 +110,7 @@ def test_a_step_that_gets_fewer_slots_stops_the_escalation(tmp_path: Path) -> No
     port = free_port("127.0.0.1")
     run = run_slot_escalation(tmp_path, engine=str(shim), port=port, **SHORT | {"requests_list": [1]})
     data = lab.read_run(run.folder)
-    assert data.run["step_failures"]["2"]["kind"] == "IdentityError"
+    assert data.run["step_failures"]["2"]["kind"] == "SlotCountError"
     assert statuses(verdict_of(run))["slots_2"] == "refuted"
     assert "Go back to 1 slot" in lab.step_outcome(data, 2).text
 

@@ -75,14 +75,15 @@ def _effective(arms: dict[str, KvArm]) -> Check:
     if missing:
         return check.is_(INCONCLUSIVE, "not all servers started", f"{' and '.join(missing)} did not start", AGAIN)
     started = [arms[name] for name in STARTED if arms[name].started]
-    wrong = [arm for arm in started if arm.measured is not None and arm.by_rule != arm.measured]
-    unknown = [arm.name for arm in started if arm.measured is None]
+    told = [arm for arm in started if None not in (arm.measured, arm.by_rule)]
+    wrong = [arm for arm in told if arm.by_rule != arm.measured]
+    unknown = [arm.name for arm in started if arm not in told]
     seen = "; ".join(f"{name}: {_cells(arms[name].measured)}" for name in LOADED if arms[name].started)
     if wrong:
         why = f"{wrong[0].name}: by rule {_cells(wrong[0].by_rule)}, measured {_cells(wrong[0].measured)}"
         return check.is_(REFUTED, seen, why)
     if unknown:
-        why = f"the server of {', '.join(unknown)} does not say how many cells it has"
+        why = f"of the server of {', '.join(unknown)} it is not known how many cells it has, or was asked for"
         return check.is_(INCONCLUSIVE, seen, why, "a newer build")
     return check.is_(SUPPORTED, seen, f"rule and server agree on all {len(started)} servers")
 
@@ -91,7 +92,7 @@ def _auto(arms: dict[str, KvArm]) -> Check:
     check = _Claim(
         "auto",
         "4 slots by themselves and 4 slots asked for are not the same",
-        "asked for, without a KV flag: 4 boxes; left to the server: one pool of the same total, also if split is asked",
+        "asked for, and split: 4 boxes; left to the server: one pool of the same total, also if split is asked",
     )
     found = [arms[name].measured for name in (FOUR_SPLIT, AUTO, AUTO_ASKED_SPLIT)]
     if any(context is None for context in found):
@@ -100,6 +101,9 @@ def _auto(arms: dict[str, KvArm]) -> Check:
     seen = f"asked for: {_cells(four)}; auto: {_cells(auto)}; auto with split asked for: {_cells(ignored)}"
     if (four.slots, auto.slots, four.kv_unified, auto.kv_unified) != (4, 4, False, True) or ignored != auto:
         return check.is_(REFUTED, seen, "this build does otherwise")
+    # each of the boxes may have been padded
+    if not 0 <= four.pool_cells - auto.pool_cells < PADDING_CELLS * four.slots:
+        return check.is_(REFUTED, seen, "this build gives another total")
     if four.slot_cells == auto.slot_cells:
         return check.is_(INCONCLUSIVE, seen, "a slot has the same cells in both", "another ctx_size")
     share = four.slot_cells / auto.slot_cells
@@ -149,6 +153,8 @@ def _ubatch(arms: dict[str, KvArm]) -> Check:
     if one.kv.sliding_layers:
         why = "this model's sliding layers have room for one physical batch: its KV moves too, as predicted"
         return check.is_(NOT_TESTED, seen, why)
+    if kv != other_kv and one.kv.bytes is None:
+        return check.is_(NOT_TESTED, seen, f"the KV moved, as that of sliding layers may; not predicted: {one.kv.why}")
     if kv != other_kv or compute == other_compute:
         return check.is_(REFUTED, seen, "the KV buffer moved" if kv != other_kv else "the compute buffer did not move")
     return check.is_(
@@ -179,8 +185,9 @@ def _not_reserved(arms: dict[str, KvArm], stop: tuple[str, str] | None) -> Check
     if fate.outcome != SERVED or held is None:
         return check.is_(INCONCLUSIVE, seen, "it was not answered to its end", "a smaller long_prompt_tokens")
     seen = f"{fate.label} held {held:,} cells of a pool of {context.pool_cells:,}; an equal share is {share:,}"
-    status = SUPPORTED if held > share else REFUTED
-    return check.is_(status, seen, f"one slot used {held / context.pool_cells:.0%} of the pool")
+    if not share < held <= context.slot_cells:
+        return check.is_(INCONCLUSIVE, seen, "its own counts contradict the length of its prompt, or its slot", AGAIN)
+    return check.is_(SUPPORTED, seen, f"one slot used {held / context.pool_cells:.0%} of the pool")
 
 
 def _long(arms: dict[str, KvArm], stop: tuple[str, str] | None) -> Check:
@@ -204,7 +211,7 @@ def _long(arms: dict[str, KvArm], stop: tuple[str, str] | None) -> Check:
         why = "its length does not lie between box and pool"
         return check.is_(INCONCLUSIVE, seen, why, f"long_prompt_tokens between {box} and {pool - served.answer - 1}")
     if (served.outcome, refused.outcome) == (SERVED, REFUSED):
-        return check.is_(SUPPORTED, seen, "the same prompt, the same total of cells, another fate")
+        return check.is_(SUPPORTED, seen, "the same prompt, the same ctx_size, another fate")
     return check.is_(REFUTED, seen, "it did not go by the rule")
 
 
@@ -214,7 +221,8 @@ def _fates(arms: dict[str, KvArm], stop: tuple[str, str] | None) -> Check:
         "each mixed request's fate follows from its length and its slot's cells",
         "refused at a prompt as long as the slot, cut where prompt and answer don't fit, else served",
     )
-    ran = [arms[name] for name in LOADED if arms[name].loaded]
+    # split_roomy is left out on request: then it was not started either
+    ran = [arms[name] for name in LOADED if arms[name].started]
     trouble = stop or next((arm.trouble for arm in (arms[UNIFIED], arms[SPLIT], *ran) if arm.trouble), None)
     if trouble:
         return check.is_(INCONCLUSIVE, "no load to judge", *trouble)

@@ -12,7 +12,7 @@ from labkit.settings.context import Context
 Trouble = tuple[str, str]
 SERVED, REFUSED, CUT, EXHAUSTED = "completed", "does_not_fit", "slot_limit", "pool exhausted"
 EXCEEDED = "Context size has been exceeded"
-BROKEN = ("disconnected", "stalled", "cancelled", "not_sent")
+BROKEN = ("disconnected", "stalled", "cancelled", "not_sent", "overrun")
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ class KvArm:
         if not self.facts.get("server_alive", True):
             how = self.facts.get("server_exit") or "ended"
             return f"the server of {self.name} {how} in the middle of the run", f"its log, server-{self.name}.log"
-        if "load_end_s" not in self.facts or len(self.requests) < max(1, planned):
+        times = (self.facts.get("load_start_s"), self.facts.get("load_end_s"))
+        if None in times or len(self.requests) < max(1, planned):
             return (
                 f"the load of {self.name} did not run to its end",
                 "run it again; the run folder says how far it came",
@@ -114,11 +115,12 @@ class KvArm:
         return f"{len(failed)} warm-up requests of {self.name} failed ({failed[0]['outcome']})", "the server's log"
 
     def _strangers(self) -> Trouble | None:
+        # a task that names no seed may be anybody's
         ours = {row["seed"] for row in self.requests}
         since_s, until_s = self.facts["load_start_s"], self.facts["load_end_s"]
         polls = [row for row in self.data.slots if row["arm"] == self.name and row["slots"] is not None]
         during = [poll for poll in polls if since_s <= poll["sent_s"] <= until_s]
-        seeds = {slot["seed"] for poll in during for slot in poll["slots"] if slot["busy"]} - ours - {None}
+        seeds = {slot["seed"] for poll in during for slot in poll["slots"] if slot["busy"]} - ours
         if seeds:
             return f"{len(seeds)} task(s) in /slots are not ours: another client uses this server", "a quiet server"
         if polls and self.facts.get("quiet_after_s") is None:
@@ -146,13 +148,14 @@ class KvArm:
 
     def _fate(self, row: dict[str, Any]) -> Fate:
         prompt, answer, cells = int(self.prompts.get(row["label"], 0)), int(row["max_tokens"]), self._slot_cells
-        exhausted = row["outcome"] == "server_error" and EXCEEDED in str(row["error"])
+        # an answer that ended by itself wanted no more cells than it had
+        wanted = min(answer, decoded(row)) if row["finish_reason"] == "stop" else answer
         return Fate(
             label=row["label"],
             prompt=prompt,
             answer=answer,
-            expected=expected_outcomes(prompt, answer, cells) | ({EXHAUSTED} if self.may_overflow else frozenset()),
-            outcome=EXHAUSTED if exhausted else row["outcome"],
+            expected=expected_outcomes(prompt, wanted, cells) | ({EXHAUSTED} if self.may_overflow else frozenset()),
+            outcome=outcome_of(row),
         )
 
     @property
@@ -181,6 +184,27 @@ class KvArm:
             if row["label"] == label and counts[1] is not None and counts[2] is not None:
                 return int((counts[0] or 0) + counts[1] + counts[2]) - 1
         return None
+
+
+def decoded(row: dict[str, Any]) -> int:
+    """Return the tokens a request decoded: the server's own count, else the pieces streamed."""
+    count = timing(row, "predicted_n")
+    return int(row["tokens"] if count is None else count)
+
+
+def outcome_of(row: dict[str, Any]) -> str:
+    """Return how a request ended, in this notebook's terms.
+
+    The chat endpoint of b9093 does not say `truncated`: there an answer is known to be cut by its length.
+
+    Args:
+        row: of requests.jsonl.
+    """
+    if row["outcome"] == "server_error" and EXCEEDED in str(row["error"]):
+        return EXHAUSTED
+    untold = row["outcome"] == SERVED and row["truncated"] is None and row["finish_reason"] == "length"
+    count = timing(row, "predicted_n")
+    return CUT if untold and count is not None and count < row["max_tokens"] else str(row["outcome"])
 
 
 def expected_outcomes(prompt: int, answer: int, slot_cells: int) -> frozenset[str]:

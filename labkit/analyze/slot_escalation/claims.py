@@ -5,18 +5,18 @@ What this shows is slots, not continuous batching: requests that start together 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.analyze.frames import RunFrames
 from labkit.analyze.rows import RunRows
-from labkit.analyze.slot_escalation.findings import CLAIMS, Finding, found
+from labkit.analyze.slot_escalation.findings import CLAIMS, NOBODY_WAITS, Finding, found
 from labkit.analyze.slot_escalation.planner import StepContext, context_plan, room_hint
 from labkit.analyze.slot_escalation.speed import speed_check
 from labkit.analyze.slot_escalation.view import LoadView, step_of
 from labkit.analyze.verdict import INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED, Check, Verdict
 
-_ORDER = (REFUTED, INCONCLUSIVE, SUPPORTED, NOT_TESTED)
+_ORDER = (REFUTED, INCONCLUSIVE, NOT_TESTED, SUPPORTED)
 _EXPECTED = {
     "slots": "{slots}",
     "answered": "all",
@@ -55,11 +55,10 @@ def _claims(step: StepContext, views: list[LoadView], but: str = "") -> list[Che
 
 def _claim(step: StepContext, name: str, views: list[LoadView]) -> Check:
     all_found = [(view, found(view, name)) for view in views]
-    # of equal ones the largest load's says most
-    _, worst = min(all_found, key=lambda item: (_ORDER.index(item[1].status), -item[0].step.requests))
+    worst = _worst(all_found)
     return Check(
         name=f"{name}_{step.slots}",
-        claim=f"{_slots_text(step.slots)}: {CLAIMS[name][0]}",
+        claim=f"{_slots_text(step.slots)}: {_claimed(name, views)}",
         status=worst.status,
         observed=_observed(all_found),
         expected=_on_time_expected(views) if name == "concurrency" else _EXPECTED[name].format(slots=step.slots),
@@ -67,6 +66,20 @@ def _claim(step: StepContext, name: str, views: list[LoadView]) -> Check:
         hint=worst.hint,
         numbers={view.arm: finding.observed for view, finding in all_found},
     )
+
+
+def _claimed(name: str, views: list[LoadView]) -> str:
+    """Claim no more than the loads can show: where none outnumbers the slots, nobody had to wait."""
+    outnumbered = any(view.step.requests > view.slots for view in views)
+    return CLAIMS[name][0] if name != "deferred" or outnumbered else NOBODY_WAITS
+
+
+def _worst(all_found: list[tuple[LoadView, Finding]]) -> Finding:
+    """Return the finding that decides; of equal ones the largest load's says most."""
+    view, worst = min(all_found, key=lambda item: (_ORDER.index(item[1].status), -item[0].step.requests))
+    if worst.status == NOT_TESTED and not view.open_loop and any(one.status == SUPPORTED for _, one in all_found):
+        return replace(worst, status=INCONCLUSIVE, why=f"{worst.why} in this load, in others it could")
+    return worst
 
 
 def _on_time_expected(views: list[LoadView]) -> str:
@@ -97,8 +110,8 @@ def _failed(step: StepContext, failure: dict[str, str]) -> Check:
     return Check(
         name=f"slots_{step.slots}",
         claim=f"{_slots_text(step.slots)}: {CLAIMS['slots'][0]}",
-        # another server than asked for is a finding; one that did not come up may have any reason
-        status=REFUTED if failure["kind"] == "IdentityError" else INCONCLUSIVE,
+        # other slots than asked for are a finding; a server that can't be had may have any reason
+        status=REFUTED if failure["kind"] == "SlotCountError" else INCONCLUSIVE,
         observed="the step's server failed",
         expected=str(step.slots),
         why=failure["text"],
@@ -196,13 +209,24 @@ def step_outcome(data: RunRows, slots: int | None) -> StepOutcome:
     name = _slots_text(slots)
     if passed(checks):
         note = f" ({step.note})" if step.note else ""
-        return StepOutcome(slots, True, f"{name}: every claim holds{note}.")
+        left = ", ".join(untested(checks))
+        holds = f"every claim that was tested holds{note}; not tested: {left}" if left else f"every claim holds{note}"
+        return StepOutcome(slots, True, f"{name}: {holds}.")
     verdict = Verdict(checks)
     worst = next((check for check in checks if check.status == verdict.status), checks[0])
     how = "failed" if verdict.status == REFUTED else "can't be decided"
     hint = f" To decide it: {worst.hint}." if worst.hint else ""
     why = f"{name}: {how} ({worst.claim.partition(': ')[2]}: {worst.why}).{hint}"
     return StepOutcome(slots, False, f"{why} The escalation stops here. {_go_back(data, slots)}")
+
+
+def untested(checks: tuple[Check, ...]) -> list[str]:
+    """Return the names of a step's claims that were not tested, without its slot count.
+
+    Args:
+        checks: of step_checks().
+    """
+    return [check.name.rpartition("_")[0] for check in checks if check.status == NOT_TESTED]
 
 
 def _go_back(data: RunRows, slots: int | None) -> str:

@@ -28,6 +28,9 @@ def _slots(view: LoadView) -> Finding:
         return Finding(NOT_TESTED, f"{got or 'unknown'} slots", "a server that isn't ours was asked for nothing")
     if got is None and not shown:
         return Finding(INCONCLUSIVE, "unknown", "neither /props nor /slots tells", "slots_endpoint = True")
+    if len(shown) > 1:
+        observed = " and ".join(map(str, sorted(shown)))
+        return Finding(INCONCLUSIVE, observed, "several servers answer /slots", "the address of one server")
     told = sorted({*shown, *([got] if got is not None else [])})
     observed = " and ".join(map(str, told))
     if told != [asked]:
@@ -85,7 +88,7 @@ def _busy(view: LoadView) -> Finding:
         why = f"/metrics counts {counted:.0f} processing on {view.slots} slots: does another server answer it?"
         return Finding(INCONCLUSIVE, observed, why, "the address of one server")
     if peak is None and counted is None:
-        return Finding(NOT_TESTED, observed, "neither /slots nor /metrics can be read", "slots_endpoint = True")
+        return _unread(view, observed, "neither /slots nor /metrics can be read", "slots_endpoint = True")
     if view.open_loop and not expected:
         return Finding(INCONCLUSIVE, observed, "too few polls to tell", LONGER)
     seen = peak if peak is not None else int(counted or 0)
@@ -93,9 +96,20 @@ def _busy(view: LoadView) -> Finding:
         return Finding(SUPPORTED, observed if peak is not None else f"{seen} of {expected}", _told_by(view))
     if seen > expected and not view.open_loop:
         return Finding(REFUTED, observed, f"{seen} slots were busy with {view.step.requests} requests")
+    if seen > view.in_flight:
+        why = f"{seen} slots were busy and at most {view.in_flight} requests in flight: whose are the others?"
+        return Finding(INCONCLUSIVE, observed, why, "a quiet server")
     if seen > expected:
         return Finding(SUPPORTED, f"{seen} of {expected}", "as many as the client had in flight, or more for a moment")
     return _too_few_busy(view, seen, observed)
+
+
+def _unread(view: LoadView, observed: str, why: str, hint: str) -> Finding:
+    """Tell a server that offers nothing to read from one that offered it and could not be read."""
+    offered = [view.rows.effective.get(name) for name in ("slots_endpoint", "metrics_endpoint")]
+    if any(offered) and not view.rows.attached:
+        return Finding(INCONCLUSIVE, observed, f"{why}, though the server offers it", "run it again")
+    return Finding(NOT_TESTED, observed, why, hint)
 
 
 def _told_by(view: LoadView) -> str:
@@ -114,6 +128,9 @@ def _too_few_busy(view: LoadView, seen: int, observed: str) -> Finding:
         return Finding(INCONCLUSIVE, observed, "an answer was over within two polls: more may have been busy", LONGER)
     if view.http_threads:
         return Finding(INCONCLUSIVE, observed, _http(view), "a larger threads_http, or none")
+    if (view.peak_processing or 0) > seen:
+        why = f"/metrics counts {view.peak_processing:.0f} processing, /slots never shows more than {seen} busy"
+        return Finding(INCONCLUSIVE, observed, why, "run it again; the server's log says more")
     why = f"in {view.chance_polls} polls enough requests were in flight, and at most {seen} slots were busy"
     return Finding(REFUTED, observed, why)
 
@@ -131,7 +148,9 @@ def _deferred(view: LoadView) -> Finding:
     observed = f"at most {view.peak_deferred:.0f} deferred"
     if view.in_flight <= view.slots:
         return _none_deferred(view, observed)
-    if view.peak_deferred > 0:
+    if view.vain_scrapes:
+        return _waited_in_vain(view, observed)
+    if view.deferred_in_turn > 0:
         return Finding(SUPPORTED, observed, "more requests in flight than slots, and /metrics counted who waited")
     if view.undone:
         return Finding(INCONCLUSIVE, observed, f"{len(view.undone)} requests were not answered", "see the claim above")
@@ -151,17 +170,28 @@ def _none_deferred(view: LoadView, observed: str) -> Finding:
         why = f"the client sent {view.in_flight} at a time: nothing had to wait in the server"
         return Finding(INCONCLUSIVE, observed, why, "see the claim on the client's concurrency")
     if (view.peak_deferred or 0) > 0:
-        why = f"requests waited without a slot, though {view.in_flight} in flight had {view.slots} slots"
-        return Finding(REFUTED, observed, why)
-    if view.scrapes < MIN_SCRAPES:
-        return Finding(INCONCLUSIVE, observed, "/metrics was read too seldom during the load", LONGER)
+        return _waited_in_vain(view, observed)
+    all_seen = view.in_flight == view.step.requests == view.peak_busy
+    if view.peak_scrapes < MIN_SCRAPES and not all_seen:
+        status = NOT_TESTED if view.open_loop else INCONCLUSIVE
+        return Finding(status, observed, "/metrics was read too seldom while all were in flight", LONGER)
     return Finding(SUPPORTED, observed, "a slot for each request, and nobody waited")
+
+
+def _waited_in_vain(view: LoadView, observed: str) -> Finding:
+    if view.undone:  # the server may still have worked on what the client gave up
+        return Finding(INCONCLUSIVE, observed, f"{len(view.undone)} requests were not answered", "see the claim above")
+    if view.vain_scrapes < MIN_SCRAPES:
+        return Finding(INCONCLUSIVE, observed, "one scrape alone counts a wait with slots to spare", "run it again")
+    fewest = min(view.in_flight, view.slots)
+    why = f"requests waited without a slot, though {fewest} in flight had {view.slots} slots"
+    return Finding(REFUTED, observed, why)
 
 
 def _deferred_by_slots(view: LoadView) -> Finding:
     """Without /metrics: requests in flight for the client and on no slot, as /slots tells."""
     if not view.polls:
-        return Finding(NOT_TESTED, "unknown", "neither /metrics nor /slots can be read", "metrics_endpoint = True")
+        return _unread(view, "unknown", "neither /metrics nor /slots can be read", "metrics_endpoint = True")
     waited = view.waiting_polls >= MIN_SCRAPES
     observed = f"without a slot in {view.waiting_polls} polls (/metrics can't be read)"
     if view.in_flight > view.slots and waited:
@@ -187,9 +217,14 @@ def found(view: LoadView, claim: str) -> Finding:
     if view.rows.attached and finding.status == REFUTED and claim in ("busy", "deferred"):
         why = f"{finding.why}; but behind this address there may be several servers"
         return Finding(INCONCLUSIVE, finding.observed, why, "the address of one server, without a balancer between")
+    if view.rows.attached and finding.status == SUPPORTED and claim in ("busy", "deferred") and not view.polls:
+        why = f"{finding.why}; but without /slots it can't be seen whose requests these are"
+        return Finding(INCONCLUSIVE, finding.observed, why, "a server whose /slots can be read")
     return finding
 
 
+# all that a deferred count can show where no load has more requests than there are slots
+NOBODY_WAITS = "no request waits without a slot while there is one for each"
 CLAIMS: dict[str, tuple[str, Callable[[LoadView], Finding]]] = {
     "slots": ("as many as asked", _slots),
     "answered": ("every request is answered with 200 and no error in its stream", _answered),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analyze.frames import RunFrames, known
 from labkit.analyze.lanes import seconds_text
-from labkit.analyze.slot_escalation.claims import passed_steps, step_command
+from labkit.analyze.slot_escalation.claims import passed_steps, step_checks, step_command, untested
 from labkit.analyze.slot_escalation.planner import context_plan
 from labkit.analyze.slot_escalation.scaling import figure, load_figures, ratio
 
@@ -61,7 +61,10 @@ def recommend_slots(frames: RunFrames) -> Recommendation:
     slots, reasons = (_by_limits if limited else _by_demand)(loads, passed, params)
     if slots is None:
         return Recommendation(None, "", tuple(reasons))
-    more = [_rate_reason(loads, slots, passed[0]), *_room_reason(frames, slots), *_stop_reason(params, passed)]
+    more = [
+        _rate_reason(loads, slots, passed[0]), *_room_reason(frames, slots), *_untested_reason(frames, slots),
+        *_stop_reason(params, passed),
+    ]  # fmt: skip
     return Recommendation(slots, step_command(data, slots), tuple(filter(None, [*reasons, *more])))
 
 
@@ -73,7 +76,9 @@ def _by_limits(loads: pd.DataFrame, passed: list[int], params: dict[str, Any]) -
     kept = [slots for slots, (holds, _) in said.items() if holds]
     if not kept:
         return None, [f"No step kept the limits with {size} requests.", *reasons]
-    return max(kept), [f"It is the highest slot count that kept the limits with {size} requests.", *reasons]
+    # slots that no request of the largest load ever had show nothing more
+    most = min([slots for slots in kept if slots >= size], default=max(kept))
+    return most, [f"It is the highest slot count in use that kept the limits with {size} requests.", *reasons]
 
 
 def _kept(loads: pd.DataFrame, slots: int, size: int, params: dict[str, Any]) -> tuple[bool, str]:
@@ -97,7 +102,10 @@ def _kept(loads: pd.DataFrame, slots: int, size: int, params: dict[str, Any]) ->
 def _by_demand(loads: pd.DataFrame, passed: list[int], params: dict[str, Any]) -> tuple[int | None, list[str]]:
     """The fewest slots that leave nobody waiting; fewer, where more are slower together beyond the noise."""
     peak = params.get("peak_concurrency")
-    demand = int(peak or loads["requests"].max())
+    size = int(loads["requests"].max())
+    demand = int(peak or size)
+    if demand > size and max(passed) > size:
+        return _never_full([slots for slots in passed if slots <= size], size, demand)
     whose = "you have at once at most" if peak else "of the largest load"
     enough = [slots for slots in passed if slots >= demand]
     slots = min(enough) if enough else max(passed)
@@ -119,6 +127,18 @@ def _by_demand(loads: pd.DataFrame, passed: list[int], params: dict[str, Any]) -
     return slots, reasons
 
 
+def _never_full(full: list[int], size: int, demand: int) -> tuple[int | None, list[str]]:
+    """Steps with more slots than the largest load had requests were never full: how they do then is not known."""
+    why = (
+        f"Steps with more slots were never full: the largest load had {size} requests; try requests_list = [{demand}]."
+    )
+    if not full:
+        return None, [why]
+    waiting = demand - max(full)
+    text = f"It is the largest step that was seen full; of the {demand} requests you have at once {waiting} wait."
+    return max(full), [text, why]
+
+
 def _rate_reason(loads: pd.DataFrame, slots: int, base: int) -> str:
     size = int(loads["requests"].max())
     here = figure(loads, "aggregate_tokens_per_s", slots, size)
@@ -135,6 +155,12 @@ def _room_reason(frames: RunFrames, slots: int) -> list[str]:
         return []
     tight = " That is tight." if step.note.startswith("warning") else ""
     return [f"Its context leaves {step.headroom_cells:,} cells ({step.headroom_share:.0%}) to spare.{tight}"]
+
+
+def _untested_reason(frames: RunFrames, slots: int) -> list[str]:
+    step = next(step for step in context_plan(frames.data) if step.slots == slots)
+    left = untested(step_checks(frames.data, step))
+    return [f"Not tested: {', '.join(left)}."] if left else []
 
 
 def _stop_reason(params: dict[str, Any], passed: list[int]) -> list[str]:

@@ -98,7 +98,8 @@ def _figures(frames: RunFrames, arm: str) -> dict[str, Any]:
         "aggregate_tokens_per_s": view.rate() if whole else None,
         "stream_tokens_per_s": _or_none(requests["decode_tokens_per_s"].median()) if whole else None,
         "ttft_s": _or_none(requests["ttft_s"].median()) if whole else None,
-        "slowest_ttft_s": _or_none(requests["ttft_s"].max()) if whole else None,
+        # a request that never had a token is no fast one
+        "slowest_ttft_s": _or_none(requests["ttft_s"].max(skipna=False)) if whole else None,
         "slowest_itl_s": _or_none(per_token.max()) if whole else None,
         "warm": bool(requests["warm"].fillna(False).any()),
     }  # fmt: skip

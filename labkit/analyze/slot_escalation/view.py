@@ -6,6 +6,7 @@ many wait without one). Each is counted apart; the verdict compares them.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -96,7 +97,8 @@ class LoadView:
 
     def _incomplete(self) -> Trouble | None:
         facts = self.rows.facts
-        if not {"load_start_s", "load_end_s"} <= set(facts) or len(self.requests) < self.step.requests:
+        times = (facts.get("load_start_s"), facts.get("load_end_s"))
+        if None in times or len(self.requests) < self.step.requests:
             return "the load did not run to its end", "run it again; the run folder says how far it came"
         if not facts.get("server_alive", True):
             how = facts.get("server_exit") or "ended"
@@ -111,8 +113,8 @@ class LoadView:
         return None
 
     def _strangers(self) -> Trouble | None:
-        ours = {row["seed"] for row in self.requests}
-        seeds = {s["seed"] for p in self.polls for s in p["slots"] if s["busy"] and s["seed"] is not None} - ours
+        # a task that names no seed may be anybody's
+        seeds = {s["seed"] for p in self.polls for s in p["slots"] if s["busy"]} - {r["seed"] for r in self.requests}
         if seeds:
             return f"{len(seeds)} task(s) in /slots are not ours: another client uses this server", "a quiet server"
         if len({len(poll["slots"]) for poll in self.rows.polls}) > 1:
@@ -178,6 +180,10 @@ class LoadView:
         """Return how many requests were in flight all the while a poll or scrape was under way."""
         return sum(start <= row["sent_s"] and row["received_s"] <= end for start, end in self._spans)
 
+    def perhaps_in_flight(self, row: dict[str, Any]) -> int:
+        """Return how many requests were in flight at some time while a poll or scrape was under way."""
+        return sum(start <= row["received_s"] and row["sent_s"] <= end for start, end in self._spans)
+
     @property
     def client_wait_s(self) -> float:
         """The longest wait for the client's own pool."""
@@ -220,20 +226,40 @@ class LoadView:
         return max((self._ours(poll) for poll in self.polls), default=None)
 
     def _ours(self, poll: dict[str, Any]) -> int:
-        return sum(slot["busy"] for slot in poll["slots"])
+        return len({slot["seed"] for slot in poll["slots"] if slot["busy"]})
 
     @cached_property
     def expected_busy(self) -> int:
         """Slots that should be busy at once: as many as requests or slots; open loop: as the client had in flight."""
         if not self.open_loop:
             return min(self.step.requests, self.slots)
-        levels = sorted((min(self.surely_in_flight(poll), self.slots) for poll in self.polls), reverse=True)
+        levels = sorted((min(self._wanting(poll), self.slots) for poll in self.polls), reverse=True)
         return levels[MIN_POLLS - 1] if len(levels) >= MIN_POLLS else 0
 
     @cached_property
     def chance_polls(self) -> int:
         """Polls during which so many requests were in flight that the expected number of slots had to be busy."""
-        return sum(min(self.surely_in_flight(poll), self.slots) >= self.expected_busy for poll in self.polls)
+        count = self._wanting if self.open_loop else self.surely_in_flight
+        return sum(min(count(poll), self.slots) >= self.expected_busy for poll in self.polls)
+
+    def _wanting(self, poll: dict[str, Any]) -> int:
+        """Return how many requests were in flight all the while, and had been for more than a step.
+
+        A request that comes in the middle of a step is taken in at its end, which its tokens tell; newer builds
+        answer /slots meanwhile (tools/server/server-queue.cpp).
+        """
+        return sum(
+            start <= poll["sent_s"] and poll["received_s"] <= end and self._stepped(start, poll["sent_s"])
+            for start, end in self._spans
+        )
+
+    def _stepped(self, since_s: float, until_s: float) -> bool:
+        """Whether a token of any request came in between: a step was over."""
+        return bisect_right(self._token_times, until_s) > bisect_right(self._token_times, since_s)
+
+    @cached_property
+    def _token_times(self) -> list[float]:
+        return sorted(at_s for times in self.rows.times.values() for at_s in times)
 
     @cached_property
     def waiting_polls(self) -> int:
@@ -260,9 +286,21 @@ class LoadView:
         return max((value for _, value in self._said("requests_deferred")), default=None)
 
     @cached_property
-    def scrapes(self) -> int:
-        """Scrapes that told during the load."""
-        return len(self._said("requests_deferred"))
+    def deferred_in_turn(self) -> float:
+        """The same, of scrapes under way while more requests may have been in flight than there are slots."""
+        counted = (value for row, value in self._said("requests_deferred") if self.perhaps_in_flight(row) > self.slots)
+        return max(counted, default=0.0)
+
+    @cached_property
+    def vain_scrapes(self) -> int:
+        """Scrapes that count requests as deferred while each one in flight had a slot to have."""
+        counting = (row for row, value in self._said("requests_deferred") if value > 0)
+        return sum(self.perhaps_in_flight(row) <= self.slots for row in counting)
+
+    @cached_property
+    def peak_scrapes(self) -> int:
+        """Scrapes that told while as many requests were in flight as there ever were."""
+        return sum(self.surely_in_flight(row) >= self.in_flight for row, _ in self._said("requests_deferred"))
 
     @cached_property
     def chance_scrapes(self) -> int:
@@ -281,12 +319,10 @@ class LoadView:
 
     def rate(self) -> float | None:
         """Return the load's aggregate rate: all tokens over the time from the first sending to the last token."""
-        if self.undone or not self.requests:
+        spans = [(row["sent_s"], row["last_token_s"]) for row in self.requests]
+        if self.undone or not spans or any(None in span for span in spans):
             return None
-        start_s, end_s = (
-            min(row["sent_s"] for row in self.requests),
-            max(row["last_token_s"] or 0 for row in self.requests),
-        )
+        start_s, end_s = min(start for start, _ in spans), max(end for _, end in spans)
         tokens = sum(tokens_of(row) for row in self.requests)
         return tokens / (end_s - start_s) if end_s > start_s else None
 
