@@ -117,7 +117,7 @@ class _Arm:
     def _x(self) -> Any:
         shown = {} if self.last else {"labels": False, "ticks": False, "domain": False}
         title = "time since A was sent (s)" if self.last else None
-        axis = self.alt.Axis(title=title, grid=True, tickCount=12, labelFlush=False, **shown)
+        axis = self.alt.Axis(title=title, grid=True, tickCount=12, **shown)
         scale = self.alt.Scale(domain=[0, self.end_s * 1.005], nice=False)
         return self.alt.X("x:Q", axis=axis, scale=scale)
 

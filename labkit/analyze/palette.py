@@ -90,6 +90,7 @@ def finish(title: str, subtitle: list[str]) -> dict[str, Any]:
                 "labelFontSize": 12,
                 "titleFontSize": 12.5,
                 "labelColor": INK,
+                "labelFlush": False,  # a first or last number stands under its tick like all others
                 "titleColor": QUIET_INK,
                 "titleFontWeight": "normal",
                 "gridColor": RULE,

@@ -33,7 +33,9 @@ def processing_and_deferred(frames: RunFrames, *, title: str, subtitle: list[str
 
     if frames.phases.empty:
         return nothing_to_draw(alt, title, subtitle)
-    datasets, end_s = Datasets(), float(frames.phases["end_s"].max())
+    # scrapes go on for a moment after the last answer
+    ends_s = (frames.phases["end_s"].max(), frames.metrics["received_s"].max())
+    datasets, end_s = Datasets(), max(float(end_s) for end_s in ends_s if known(end_s))
     columns = [_Queue(alt, frames, arm, datasets, end_s).column(first=arm == frames.arms[0]) for arm in frames.arms]
     legend = "line and dots: /metrics, a dot a scrape · grey: what the streams say, counted by the client"
     look = finish(title, [*subtitle, legend])
@@ -49,9 +51,10 @@ class _Queue:
         self.start_s = min(0.0, float(self.metrics["received_s"].min())) if len(self.metrics) else 0.0
 
     def column(self, *, first: bool) -> Any:
-        rows = [self._panel(kind, first=first, last=kind == "deferred") for kind in GAUGES]
-        name = {"text": self.frames.arm_name(self.arm), "anchor": "start"}
-        return self.alt.vconcat(*rows, spacing=14, title=name)
+        upper, lower = (self._panel(kind, first=first, last=kind == "deferred") for kind in GAUGES)
+        # the name is the upper panel's: a column's would stand as high as its highest mark, each column's elsewhere
+        upper.title = self.alt.Title(self.frames.arm_name(self.arm), anchor="start", frame="bounds")
+        return self.alt.vconcat(upper, lower, spacing=14)
 
     def _panel(self, kind: str, *, first: bool, last: bool) -> Any:
         alt, most = self.alt, self._most(kind)
