@@ -7,6 +7,7 @@ from typing import Any
 from labkit.analyze.frames import RunFrames, known
 from labkit.analyze.lanes import seconds_text
 from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, colours, finish, nothing_to_draw
+from labkit.analyze.placing import Room
 from labkit.analyze.thinning import MAX_MARKS, thinned, thinning_note
 
 
@@ -182,19 +183,25 @@ class _Gaps:
         return rule.encode(self.alt.X2("x2:Q"))
 
     def _words(self) -> list[Any]:
-        words = [
-            {"x": row.end_s, "y": 1e3 * row.gap_s, "text": self._stall_text(row)}
-            for row in self.stalls.nlargest(3, "gap_s").itertuples()
-        ]
+        room, tight = self._stall_words()
         median = [{"x": self.end_s * 1.02, "y": self.median_ms, "text": f"median {self.median_ms:.0f} ms"}]
         style = {"fontSize": 12, "color": INK, "baseline": "middle"}
-        room = [word for word in words if word["x"] <= 0.6 * self.end_s]
-        tight = [word for word in words if word not in room]
         stalls = self.datasets.chart(self.alt, room).mark_text(align="left", dx=8, **style)
         left = self.datasets.chart(self.alt, tight).mark_text(align="right", dx=-8, **style)
-        right = self.datasets.chart(self.alt, median).mark_text(align="right", dy=-22, **style | {"color": QUIET_INK})
+        right = self.datasets.chart(self.alt, median).mark_text(align="right", dy=-12, **style | {"color": QUIET_INK})
         bands = self.datasets.chart(self.alt, self._band_names()).mark_text(align="left", dx=4, dy=10, **style)
         return [layer.encode(self.alt.Text("text:N")) for layer in (stalls, left, right, bands)]
+
+    def _stall_words(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return the words right and left of the longest stalls; several are told by their bands, so say less."""
+        longest, room = self.stalls.nlargest(3, "gap_s"), Room(self.end_s * 1.02)
+        sides: dict[str, list[dict[str, Any]]] = {"left": [], "right": []}
+        for row in longest.itertuples():
+            text = self._stall_text(row) if len(longest) == 1 else seconds_text(row.gap_s)
+            align, dx = ("left", 8) if row.end_s <= 0.6 * self.end_s else ("right", -8)
+            if room.take({"x": row.end_s, "y": 0.0, "text": text}, dx=dx, size=12, align=align):
+                sides[align].append({"x": row.end_s, "y": 1e3 * row.gap_s, "text": text})
+        return sides["left"], sides["right"]
 
     def _band_names(self) -> list[dict[str, Any]]:
         names: list[dict[str, Any]] = []

@@ -67,6 +67,12 @@ def test_deferred_requests_wait_in_a_row_of_their_own() -> None:
     assert "for a slot" not in words(spec(lab.slot_lanes, both()))
 
 
+def test_several_stalls_are_named_by_their_length_alone_and_one_in_full() -> None:
+    said = words(spec(lab.inter_token_gaps, both(late=3)))
+    assert said.count('"text": "200 ms"') == 3
+    assert "200 ms while B is prefilled: 10 times the median" in words(spec(lab.inter_token_gaps, both()))
+
+
 @pytest.mark.parametrize("apart_s", [0.0, 0.005, 0.012, 0.03, 0.06, 0.1, 0.3])
 def test_words_of_arrivals_lie_on_no_mark_and_follow_their_last(apart_s: float) -> None:
     data = empty_run()

@@ -142,6 +142,13 @@ def test_lengths_show_where_a_slot_ends_and_who_was_refused(frames: lab.RunFrame
     assert "C refused" in said
 
 
+def test_names_on_the_two_sides_of_a_slots_end_are_kept_apart() -> None:
+    frames = lab.RunFrames(kv_run(lengths={"A": 2000, "B": 2090, "C": 2095, "D": 2005}))
+    rows = rows_of(lab.lengths_that_fit(frames, title="t", subtitle=["s"]))
+    split = [(row["text"], row["good"]) for row in rows if row["row"] == "split, same total" and "start" in row]
+    assert sorted(split) == [("A D", True), ("B refused C refused", False)]
+
+
 def test_memory_shows_rule_log_and_process(frames: lab.RunFrames) -> None:
     said = texts(lab.kv_memory(frames, title="t", subtitle=["s"]))
     for part in (

@@ -122,7 +122,9 @@ def build_progress(build: dict[str, Any], *, title: str, subtitle: list[str]) ->
     )
     y = alt.Y("done:Q", title="steps done", scale=alt.Scale(domain=[0, total * 1.08], nice=False))
     line = datasets.chart(alt, rows).mark_line(interpolate="step-after", strokeWidth=2.2, color=_FILL)
-    words = datasets.chart(alt, end).mark_text(align="left", dx=7, fontSize=12, color=INK).encode(alt.Text("text:N"))
+    words = (
+        datasets.chart(alt, end).mark_text(align="left", dx=7, dy=-8, fontSize=12, color=INK).encode(alt.Text("text:N"))
+    )
     encoding = alt.Encoding(x=x, y=y)
     look = finish(title, subtitle)
     return alt.layer(line, words, encoding=encoding, width=WIDTH - 40, height=230, datasets=dict(datasets), **look)

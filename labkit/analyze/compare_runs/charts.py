@@ -36,7 +36,7 @@ def change_intervals(comparison: Comparison, *, title: str, subtitle: list[str])
     picture = _Changes(alt, comparison, found, datasets)
     layers = datasets.drawn(picture.layers())
     scale = alt.Scale(domain=[-picture.edge, picture.edge], nice=False, clamp=True)
-    axis = alt.Axis(tickCount=9, grid=False, format="+d")
+    axis = alt.Axis(tickCount=9, grid=False, labelExpr="datum.value ? format(datum.value, '+d') : '0'")
     x = alt.X("x:Q", title="change for the worse (%); left of 0: better", scale=scale, axis=axis)
     y = alt.Y("y:Q", title=None, scale=alt.Scale(domain=[len(found), 0], nice=False), axis=None)
     legend = "point: a request · diamond and bar: mean over loads, 95 % interval · band: tolerated"

@@ -109,7 +109,8 @@ class _Panel:
         first_s = float(request["first_token_s"] or over_s)
         prompt_ms = timing(request, "prompt_ms")
         if prompt_ms is not None:
-            return max(float(request["sent_s"] or first_s), first_s - prompt_ms / 1e3), first_s
+            sent_s = first_s if request["sent_s"] is None else float(request["sent_s"])
+            return max(sent_s, first_s - prompt_ms / 1e3), first_s
         return float(request["headers_s"] or first_s), first_s
 
     def _held(self, label: str, at_s: float) -> float:

@@ -62,10 +62,12 @@ def _outcome(outcome: str) -> str:
 def _named_together(marks: list[dict[str, Any]], most: float) -> list[dict[str, Any]]:
     """Return the marks' names, those of close neighbours as one: they would lie on each other."""
     names: list[dict[str, Any]] = []
-    for mark in sorted(marks, key=lambda mark: (mark["row"], mark["x"])):
+    for mark in sorted(marks, key=lambda mark: (mark["row"], mark["good"], mark["x"])):
         last = names[-1] if names else None
-        if last and last["row"] == mark["row"] and mark["x"] - last["end"] < 0.016 * most:
-            last |= {"text": f"{last['text']} {mark['text']}", "end": mark["x"], "x": (last["start"] + mark["x"]) / 2}
+        alike = last and (last["row"], last["good"]) == (mark["row"], mark["good"])
+        if last and alike and mark["x"] - last["end"] < (0.016 if mark["good"] else 0.09) * most:
+            last |= {"text": f"{last['text']} {mark['text']}", "end": mark["x"]}
+            last["x"] = (last["start"] + mark["x"]) / 2 if mark["good"] else last["start"]
         else:
             names.append({**mark, "start": mark["x"], "end": mark["x"]})
     return names
@@ -86,13 +88,15 @@ def _fit_chart(
     colour = alt.Color("colour:N", scale=None)
     served = base.transform_filter("datum.good").mark_circle(size=150, opacity=1, stroke="white", strokeWidth=1)
     lost = base.transform_filter("!datum.good").mark_point(shape=CROSS, size=150, strokeWidth=3, opacity=1)
-    text = {"fontSize": 12, "fontWeight": "bold", "dy": -15}
+    text = {"fontSize": 12, "fontWeight": "bold", "color": INK}
     layers = [
         ends.mark_tick(thickness=2.4, size=44, color=INK, orient="vertical"),
         ends.mark_text(align="right", dx=-6, dy=18, fontSize=11, color=QUIET_INK).encode(alt.Text("text:N")),
         served.encode(colour),
         lost.encode(alt.Stroke("colour:N", scale=None)),
-        names.mark_text(color=INK, **text).encode(alt.Text("text:N")),
+        # above and below: a served request and a refused one often stand on the two sides of a slot's end
+        names.transform_filter("datum.good").mark_text(dy=-15, **text).encode(alt.Text("text:N")),
+        names.transform_filter("!datum.good").mark_text(dy=18, dx=-6, align="left", **text).encode(alt.Text("text:N")),
     ]
     return alt.layer(
         *layers,
