@@ -6,7 +6,7 @@ from typing import Any
 
 from labkit.analyze.frames import RunFrames, known
 from labkit.analyze.lanes import seconds_text
-from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, colours, finish, nothing_to_draw
+from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, colours, finish, nothing_to_draw, numbers_if
 from labkit.analyze.placing import Room
 from labkit.analyze.thinning import MAX_MARKS, thinned, thinning_note
 
@@ -120,12 +120,10 @@ class _Gaps:
     def __init__(self, alt: Any, frames: RunFrames, arm: str, label: str, datasets: Datasets) -> None:
         self.alt, self.arm, self.label, self.datasets = alt, arm, label, datasets
         self.name = frames.arm_name(arm)
-        of_arm = {name: frame[frame["arm"] == arm] for name, frame in _frames(frames).items()}
-        self.gaps = of_arm["tokens"][(of_arm["tokens"]["label"] == label) & of_arm["tokens"]["gap_s"].notna()]
-        self.stalls = of_arm["stalls"][of_arm["stalls"]["label"] == label]
-        self.prefills = of_arm["phases"][
-            (of_arm["phases"]["phase"] == "prefill") & (of_arm["phases"]["label"] != label)
-        ]
+        tokens, stalls, phases = (f[f["arm"] == arm] for f in (frames.tokens, frames.stalls, frames.phases))
+        self.gaps = tokens[(tokens["label"] == label) & tokens["gap_s"].notna()]
+        self.stalls = stalls[stalls["label"] == label]
+        self.prefills = phases[(phases["phase"] == "prefill") & (phases["label"] != label)]
         all_gaps = frames.tokens[frames.tokens["label"] == label]["gap_s"]
         self.top_ms = 1e3 * float(all_gaps.max()) * 1.18 if all_gaps.notna().any() else 1.0
         self.end_s = float(frames.phases["end_s"].max()) if len(frames.phases) else 1.0
@@ -133,12 +131,11 @@ class _Gaps:
 
     def row(self, *, last: bool) -> Any:
         alt = self.alt
-        shown = {} if last else {"labels": False, "ticks": False, "domain": False}
         x = alt.X(
             "x:Q",
             title="time since A was sent (s)" if last else None,
             scale=alt.Scale(domain=[0, self.end_s * 1.02], nice=False),
-            axis=alt.Axis(tickCount=12, grid=False, **shown),
+            axis=alt.Axis(tickCount=12, grid=False, **numbers_if(last)),
         )
         y = alt.Y(
             "y:Q",
@@ -215,7 +212,3 @@ class _Gaps:
     def _stall_text(self, row: Any) -> str:
         times = row.gap_s / row.median_gap_s
         return f"{seconds_text(row.gap_s)} while {row.cause} is prefilled: {times:.0f} times the median"
-
-
-def _frames(frames: RunFrames) -> dict[str, Any]:
-    return {"tokens": frames.tokens, "stalls": frames.stalls, "phases": frames.phases}

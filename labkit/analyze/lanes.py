@@ -20,6 +20,7 @@ from labkit.analyze.palette import (
     colours,
     finish,
     nothing_to_draw,
+    numbers_if,
 )
 from labkit.analyze.placing import Room
 from labkit.analyze.thinning import foreign_spans, poll_spans, thinned, thinning_note
@@ -115,9 +116,8 @@ class _Arm:
         return alt.layer(*self.datasets.drawn(layers), encoding=encoding, width=WIDTH, height=height, title=name)
 
     def _x(self) -> Any:
-        shown = {} if self.last else {"labels": False, "ticks": False, "domain": False}
         title = "time since A was sent (s)" if self.last else None
-        axis = self.alt.Axis(title=title, grid=True, tickCount=12, **shown)
+        axis = self.alt.Axis(title=title, grid=True, tickCount=12, **numbers_if(self.last))
         scale = self.alt.Scale(domain=[0, self.end_s * 1.005], nice=False)
         return self.alt.X("x:Q", axis=axis, scale=scale)
 
@@ -227,8 +227,7 @@ class _Arm:
     # --- words ----------------------------------------------------------------------------------------
 
     def _text(self, rows: list[dict[str, Any]], **mark: Any) -> Any:
-        style = {"align": "left", "baseline": "middle", "fontSize": 12, "color": INK} | mark
-        return self._marks(rows).mark_text(**style).encode(self.alt.Text("text:N"))
+        return self.datasets.words(self.alt, rows, **mark)
 
     def _texts(self) -> list[Any]:
         stalled = set(self._of(self.frames.stalls)["label"])

@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.analyze.build.claims import DEFAULTS, SMOKE
 from labkit.analyze.build.view import ARM_NAMES
-from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, finish, nothing_to_draw
+from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, finish, nothing_to_draw, numbers_if
 
 _FILL, _LINE = "#0072B2", "#00496F"
 _ROW_HEIGHT = 26
@@ -54,7 +54,7 @@ def _slots_panel(alt: Any, datasets: Datasets, arm: str, effective: dict[str, An
         "cells:Q",
         title="KV cells that the slot may use" if last else None,
         scale=alt.Scale(domain=[0, most * 1.35], nice=False),
-        axis=alt.Axis(tickCount=6, format=",d", grid=False, labels=last, ticks=last, domain=last),
+        axis=alt.Axis(tickCount=6, format=",d", grid=False, **numbers_if(last)),
     )
     y = alt.Y("slot:N", title=None, sort=None, axis=alt.Axis(domain=False, ticks=False, labelPadding=8))
     base = datasets.chart(alt, rows)

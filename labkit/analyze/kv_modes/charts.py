@@ -9,7 +9,17 @@ from labkit.analyze.frames import RunFrames, known
 from labkit.analyze.kv_modes.areas import areas, cell_use, stacked
 from labkit.analyze.kv_modes.claims import LOADED, counted
 from labkit.analyze.kv_modes.view import CUT, REFUSED, SERVED, KvArm
-from labkit.analyze.palette import INK, QUIET_INK, REQUEST_COLOURS, WIDTH, Datasets, finish, nothing_to_draw
+from labkit.analyze.palette import (
+    CROSS,
+    FAILED_COLOUR,
+    INK,
+    QUIET_INK,
+    REQUEST_COLOURS,
+    WIDTH,
+    Datasets,
+    finish,
+    nothing_to_draw,
+)
 
 FILL_PX, HEAD_PX, AXIS_PX, BETWEEN_PX = 330, 24, 50, 26
 EMPTY, LEFT = "#EEF0F2", "#C9CDD2"
@@ -166,8 +176,7 @@ class _Column:
     # --- words ----------------------------------------------------------------------------------------
 
     def _text(self, rows: list[dict[str, Any]], **mark: Any) -> Any:
-        style = {"align": "left", "baseline": "middle", "fontSize": 11.5, "color": INK} | mark
-        return self.datasets.chart(self.alt, rows).mark_text(**style).encode(self.alt.Text("text:N"))
+        return self.datasets.words(self.alt, rows, **{"fontSize": 11.5} | mark)
 
     def _names(self) -> list[Any]:
         inside: list[dict[str, Any]] = []
@@ -241,9 +250,9 @@ class _Column:
             words.append({"x": at_s, "y": y, "text": f"{row.label} {what}: {need}", "late": at_s > self.end_s / 2})
         words = words[:1] if len(words) < 2 else [words[0] | {"text": f"{words[0]['text']}, and {len(words) - 1} more"}]
         cross = self.datasets.chart(self.alt, marks).mark_point(
-            shape="M-.7,-.7L.7,.7M-.7,.7L.7,-.7", size=110, color="#B3261E", strokeWidth=2.4, opacity=1
+            shape=CROSS, size=110, color=FAILED_COLOUR, strokeWidth=2.4, opacity=1
         )
-        style = {"fontWeight": "bold", "color": "#B3261E"}
+        style = {"fontWeight": "bold", "color": FAILED_COLOUR}
         return [
             cross,
             self._text([w for w in words if not w["late"]], dx=9, **style),

@@ -9,11 +9,10 @@ from labkit.analyze.kv_modes.charts import NO_LOAD, SHAPES, colour_of
 from labkit.analyze.kv_modes.claims import LOADED, OTHER_UBATCH, SPLIT, SPLIT_ROOMY, UNIFIED
 from labkit.analyze.kv_modes.tables import gpu_bytes, resident_bytes
 from labkit.analyze.kv_modes.view import KvArm
-from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, finish, nothing_to_draw
+from labkit.analyze.palette import CROSS, INK, QUIET_INK, WIDTH, Datasets, finish, nothing_to_draw
 
 MIB = 2**20
 KV_COLOUR, COMPUTE_COLOUR, RESIDENT_COLOUR = "#0072B2", "#E69F00", "#5F6368"
-CROSS = "M-.7,-.7L.7,.7M-.7,.7L.7,-.7"
 ROWS = {
     UNIFIED: "unified",
     SPLIT: "split, same total",
