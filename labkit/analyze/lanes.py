@@ -108,6 +108,7 @@ class _Arm:
             *self._stalls(),
             *self._texts(),
             *self._arrivals(),
+            *self._wait_words(),
         ]
         height = int(QUEUE_PX * (1 + len(self.deferred)) + LANE_PX * len(self.slots))
         name = {"text": self.frames.arm_name(self.arm), "anchor": "start", "frame": "bounds"}
@@ -306,20 +307,20 @@ class _Arm:
         return {"x": end_s + 0.003 * self.end_s, "align": "left"}
 
     def _arrivals(self) -> list[Any]:
-        marks, words = [], []
-        for row in self.requests.itertuples():
-            if row.label == self.early or not known(row.sent_s):
-                continue
-            marks.append({"x": row.sent_s, "y": 0.17, "label": row.label})
+        sent = [row for row in self.requests.itertuples() if row.label != self.early and known(row.sent_s)]
+        marks = [{"x": row.sent_s, "y": 0.17, "label": row.label} for row in sent]
+        words: list[dict[str, Any]] = []
+        for row in sent:
             ttft_s = float(row.ttft_s) if known(row.ttft_s) else None
             words.append({"x": row.sent_s, "y": 0.15, "label": row.label, "ttft_s": ttft_s, "text": self._arrival(row)})
-        for mark in marks:
-            self.room.take({"x": mark["x"], "y": 0.15, "text": " "}, align="center")
+            self.room.take({"x": row.sent_s, "y": 0.15, "text": " "}, align="center")  # for its mark
         groups = _together(words, near_s=NEAR_PX / WIDTH * self.end_s)
         together = [word for group in groups if (word := self._arrival_words(group))]
-        triangle = (
-            self._marks(marks).mark_point(shape="triangle-down", size=90, filled=True, opacity=1).encode(self.colour)
-        )
+        triangle = self._marks(marks).mark_point(shape="triangle-down", size=90, filled=True, opacity=1)
+        return [triangle.encode(self.colour), self._text(together, dx=9)]
+
+    def _wait_words(self) -> list[Any]:
+        """Say how long requests wait, for a slot or on theirs, where there is room."""
         waits = [
             {
                 "x": float(span.end_s) if span.end_s < 0.8 * self.end_s else float(span.start_s) + 0.004 * self.end_s,
@@ -337,7 +338,7 @@ class _Arm:
             for row in self._spans("waiting")
             if row["x2"] - row["x"] > 0.2 * self.end_s
         ]
-        return [triangle, self._text(together, dx=9), self._text(waits, dx=5), self._text(held, dx=8)]
+        return [self._text(waits, dx=5), self._text(held, dx=8)]
 
     def _arrival_words(self, group: list[dict[str, Any]]) -> dict[str, Any] | None:
         """Return the words behind a group's last mark; the names alone, or none, where the next one is too near."""
