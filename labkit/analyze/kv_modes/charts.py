@@ -214,8 +214,8 @@ class _Column:
         placed: list[dict[str, Any]] = []
         for word in words:
             near = [other for other in placed if abs(other["x"] - word["x"]) / self.end_s * self.width < 11]
-            while any(abs(other["y"] - word["y"]) < 11.9 * self.px for other in near):
-                word["y"] += 12 * self.px
+            while close := [other["y"] for other in near if abs(other["y"] - word["y"]) < 11.9 * self.px]:
+                word["y"] = max(close) + 12 * self.px
             placed.append(word)
         return placed
 
