@@ -88,17 +88,16 @@ class _Arm:
             self.run.hide(server.key.reveal())
         self.run.note(self.name, server=server.describe(), planned=_planned(plan, keep_text=keep_text))
         await self._check_fit(plan, must_fit=must_fit)
-        how: dict[str, Any] = {"arm": self.name, "clock": self.run.clock, "keep": self.run.append}
         if not server.attached:  # a server in use is warm, and every request on it needs a reason
             self.say(f"warming {self.slots} slot{'s' * (self.slots != 1)}")
-            await Load(warm_up_plan(self.slots, plan), warm_up=True, **how).run(server.address)
+            await self._send(Load(warm_up_plan(self.slots, plan), warm_up=True, **self._load_arguments()))
         async with self._sampler() as sampler:
             quiet_after_s = await sampler.until_idle(IDLE_LIMIT_S)
             self._note_traits()
             self.run.note(self.name, load_start_s=self.run.clock(), quiet_after_s=quiet_after_s)
             count = len(plan.requests)
             self.say(f"sending {count} request{'s' * (count != 1)}, watching /slots at {self.sampling.poll_hz:g} Hz")
-            self._load = Load(plan, keep_text=keep_text, show_text=show_text, **how)
+            self._load = Load(plan, keep_text=keep_text, show_text=show_text, **self._load_arguments())
             records = await self._watched(self._load, sampler)
             alive = await self._alive()
             self.run.note(self.name, load_end_s=self.run.clock(), server_alive=alive)
@@ -122,6 +121,13 @@ class _Arm:
         self.traits = traits_of(self.server.build.get("number"), self._last_slots or [])
         self.run.note(self.name, traits=self.traits.describe())
 
+    def _load_arguments(self) -> dict[str, Any]:
+        return {
+            "arm": self.name,
+            "clock": self.run.clock,
+            "keep": self.run.append,
+        }
+
     def _sampler(self) -> SlotSampler:
         return SlotSampler(self.server.address, self.sampling, self.run.clock, self._keep_poll)
 
@@ -131,6 +137,9 @@ class _Arm:
             self._last_slots = row["slots"]
             if self._load:
                 self._load.note_slots(slots_in_words(row["slots"]))
+
+    async def _send(self, load: Load) -> list[RequestRecord]:
+        return await load.run(self.server.address)
 
     async def _watched(self, load: Load, sampler: SlotSampler) -> list[RequestRecord]:
         """Run the load with the samplers beside it; a sampler that fails (a full disk) fails the arm."""
@@ -142,7 +151,7 @@ class _Arm:
             if metrics and scraping:
                 watching.append(asyncio.create_task(metrics.run()))
             try:
-                return await load.run(self.server.address)
+                return await self._send(load)
             finally:
                 for task in watching:
                     task.cancel()
