@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from labkit.errors import ModelError
 
@@ -43,11 +43,6 @@ class GgufFacts:
     head_size_v_swa: int | None = None
     shared_kv_layers: int | None = None
     latent_attention: bool = False
-
-    @property
-    def endpoint(self) -> Literal["chat", "completion"]:
-        """Where the model is asked: without a chat template it takes raw prompts."""
-        return "chat" if self.has_chat_template else "completion"
 
 
 def read_facts(path: Path) -> GgufFacts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from labkit.engine import build, git
 from labkit.engine.binary import probe
@@ -114,10 +114,9 @@ def smoke_plan(params: Build, server: Server) -> LoadPlan:
         params: of the notebook.
         server: its model decides how it is asked.
     """
+    endpoint: Literal["chat", "completion"] = "chat" if server.model.facts.has_chat_template else "completion"
     seed = secrets.randbelow(2**31 - 2) + 1
-    request = RequestPlan(
-        label="A", prompt=PROMPT, max_tokens=params.smoke_tokens, seed=seed, endpoint=server.model.facts.endpoint
-    )
+    request = RequestPlan(label="A", prompt=PROMPT, max_tokens=params.smoke_tokens, seed=seed, endpoint=endpoint)
     return LoadPlan(requests=(request,), start_timeout_s=params.load_timeout_s)
 
 

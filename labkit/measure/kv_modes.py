@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from labkit.engine.open import open_server
 from labkit.engine.server import Server
@@ -157,11 +157,10 @@ async def _loads(params: KvModes, run: Run, server: Server) -> KvLoads:
 
 
 async def _request(server: Server, label: str, length: Length, seed: int, tag: str) -> RequestPlan:
+    endpoint: Literal["chat", "completion"] = "chat" if server.model.facts.has_chat_template else "completion"
     # the tag comes first: a shared beginning could be served from a slot's cache
     prompt = f"{tag} Why?"
-    request = RequestPlan(
-        label=label, prompt=prompt, max_tokens=length.answer, seed=seed, endpoint=server.model.facts.endpoint
-    )
+    request = RequestPlan(label=label, prompt=prompt, max_tokens=length.answer, seed=seed, endpoint=endpoint)
     return await lengthened(request, length.prompt, server)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
+from typing import Literal
 
 from labkit.engine.http import http_client
 from labkit.engine.server import Server
@@ -35,6 +36,7 @@ async def late_arrival_plan(params: LateArrival, server: Server) -> LoadPlan:
     # on somebody else's server a repeated seed could be found in an old answer of /slots that a proxy kept
     nonce = secrets.token_hex(8) if server.attached else ""
     draw = random.Random(f"{params.seed}{nonce}" if nonce else params.seed)  # noqa: S311
+    endpoint: Literal["chat", "completion"] = "chat" if server.model.facts.has_chat_template else "completion"
     labels = "ABCDEFGHI"[: params.n_late + 1]
     seeds = draw.sample(range(1, 2**31), len(labels))
     tags = [f"[{draw.randrange(16**6):06x}]" for _ in labels]
@@ -46,7 +48,7 @@ async def late_arrival_plan(params: LateArrival, server: Server) -> LoadPlan:
             max_tokens=params.a_tokens if label == "A" else params.b_tokens,
             seed=seed,
             after=None if label == "A" else late,
-            endpoint=server.model.facts.endpoint,
+            endpoint=endpoint,
         )
         for label, tag, seed in zip(labels, tags, seeds, strict=True)
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from typing import Literal
 
 from labkit.engine.http import Answer, http_client, look
 from labkit.engine.open import open_server
@@ -31,6 +32,7 @@ def metrics_and_gpu_plan(params: MetricsAndGpu, server: Server) -> LoadPlan:
         server: its model decides the endpoint.
     """
     draw = random.Random(params.seed)  # noqa: S311
+    endpoint: Literal["chat", "completion"] = "chat" if server.model.facts.has_chat_template else "completion"
     seeds = draw.sample(range(1, 2**31), params.n_requests)
     words = " ".join(_WORDS[i % len(_WORDS)] for i in range(params.prompt_words))
     requests = tuple(
@@ -40,7 +42,7 @@ def metrics_and_gpu_plan(params: MetricsAndGpu, server: Server) -> LoadPlan:
             max_tokens=_answer_tokens(i, params),
             seed=seed,
             at_s=LEAD_S,
-            endpoint=server.model.facts.endpoint,
+            endpoint=endpoint,
         )
         for i, seed in enumerate(seeds)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from labkit.engine.http import http_client
 from labkit.engine.open import open_server
@@ -95,6 +95,7 @@ class _Draw:
 def _requests(
     size: int, prompts: Sequence[str], params: SlotEscalation, draw: _Draw, server: Server
 ) -> list[RequestPlan]:
+    endpoint: Literal["chat", "completion"] = "chat" if server.model.facts.has_chat_template else "completion"
     return [
         RequestPlan(
             label=label_of(i),
@@ -103,7 +104,7 @@ def _requests(
             max_tokens=params.max_tokens,
             seed=draw.seed(),
             at_s=at_s,
-            endpoint=server.model.facts.endpoint,
+            endpoint=endpoint,
         )
         for i, at_s in enumerate(draw.arrivals(size))
     ]

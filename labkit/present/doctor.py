@@ -9,7 +9,7 @@ import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from labkit.engine.effective import Effective
 from labkit.engine.http import http_client, look
@@ -95,7 +95,8 @@ async def _examine(settings: ServerSettings, attach: AttachSettings) -> list[Fin
 
 
 async def _short_requests(server: Server) -> list[RequestRecord]:
-    sample = RequestPlan(label="A", prompt="hi", max_tokens=1, seed=1, endpoint=server.model.facts.endpoint)
+    endpoint: Literal["chat", "completion"] = "chat" if server.model.facts.has_chat_template else "completion"
+    sample = RequestPlan(label="A", prompt="hi", max_tokens=1, seed=1, endpoint=endpoint)
     slots = min((server.effective.slots if server.effective else None) or 1, MAX_SLOTS)
     if server.attach:
         slots = min(slots, server.attach.max_requests)

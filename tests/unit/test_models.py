@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -178,8 +177,6 @@ def test_header_facts_of_the_toy(cache: Path) -> None:
     assert (facts.head_size_k, facts.head_size_v, facts.n_ctx_train) == (16, 16, 4096)
     assert facts.quantisation == "ALL_F32"
     assert facts.has_chat_template
-    assert facts.endpoint == "chat"
-    assert replace(facts, has_chat_template=False).endpoint == "completion"
 
 
 def test_hash_and_facts_are_kept_until_the_file_changes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
