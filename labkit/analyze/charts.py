@@ -6,7 +6,8 @@ from typing import Any
 
 from labkit.analyze.frames import RunFrames, known
 from labkit.analyze.lanes import seconds_text
-from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, colours, finish, nothing_to_draw
+from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, colours, finish, nothing_to_draw, numbers_if
+from labkit.analyze.placing import Room
 from labkit.analyze.thinning import MAX_MARKS, thinned, thinning_note
 
 
@@ -119,12 +120,10 @@ class _Gaps:
     def __init__(self, alt: Any, frames: RunFrames, arm: str, label: str, datasets: Datasets) -> None:
         self.alt, self.arm, self.label, self.datasets = alt, arm, label, datasets
         self.name = frames.arm_name(arm)
-        of_arm = {name: frame[frame["arm"] == arm] for name, frame in _frames(frames).items()}
-        self.gaps = of_arm["tokens"][(of_arm["tokens"]["label"] == label) & of_arm["tokens"]["gap_s"].notna()]
-        self.stalls = of_arm["stalls"][of_arm["stalls"]["label"] == label]
-        self.prefills = of_arm["phases"][
-            (of_arm["phases"]["phase"] == "prefill") & (of_arm["phases"]["label"] != label)
-        ]
+        tokens, stalls, phases = (f[f["arm"] == arm] for f in (frames.tokens, frames.stalls, frames.phases))
+        self.gaps = tokens[(tokens["label"] == label) & tokens["gap_s"].notna()]
+        self.stalls = stalls[stalls["label"] == label]
+        self.prefills = phases[(phases["phase"] == "prefill") & (phases["label"] != label)]
         all_gaps = frames.tokens[frames.tokens["label"] == label]["gap_s"]
         self.top_ms = 1e3 * float(all_gaps.max()) * 1.18 if all_gaps.notna().any() else 1.0
         self.end_s = float(frames.phases["end_s"].max()) if len(frames.phases) else 1.0
@@ -132,12 +131,11 @@ class _Gaps:
 
     def row(self, *, last: bool) -> Any:
         alt = self.alt
-        shown = {} if last else {"labels": False, "ticks": False, "domain": False}
         x = alt.X(
             "x:Q",
             title="time since A was sent (s)" if last else None,
             scale=alt.Scale(domain=[0, self.end_s * 1.02], nice=False),
-            axis=alt.Axis(tickCount=12, grid=False, **shown),
+            axis=alt.Axis(tickCount=12, grid=False, **numbers_if(last)),
         )
         y = alt.Y(
             "y:Q",
@@ -182,19 +180,25 @@ class _Gaps:
         return rule.encode(self.alt.X2("x2:Q"))
 
     def _words(self) -> list[Any]:
-        words = [
-            {"x": row.end_s, "y": 1e3 * row.gap_s, "text": self._stall_text(row)}
-            for row in self.stalls.nlargest(3, "gap_s").itertuples()
-        ]
+        room, tight = self._stall_words()
         median = [{"x": self.end_s * 1.02, "y": self.median_ms, "text": f"median {self.median_ms:.0f} ms"}]
         style = {"fontSize": 12, "color": INK, "baseline": "middle"}
-        room = [word for word in words if word["x"] <= 0.6 * self.end_s]
-        tight = [word for word in words if word not in room]
         stalls = self.datasets.chart(self.alt, room).mark_text(align="left", dx=8, **style)
         left = self.datasets.chart(self.alt, tight).mark_text(align="right", dx=-8, **style)
-        right = self.datasets.chart(self.alt, median).mark_text(align="right", dy=-22, **style | {"color": QUIET_INK})
+        right = self.datasets.chart(self.alt, median).mark_text(align="right", dy=-12, **style | {"color": QUIET_INK})
         bands = self.datasets.chart(self.alt, self._band_names()).mark_text(align="left", dx=4, dy=10, **style)
         return [layer.encode(self.alt.Text("text:N")) for layer in (stalls, left, right, bands)]
+
+    def _stall_words(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return the words right and left of the longest stalls; several are told by their bands, so say less."""
+        longest, room = self.stalls.nlargest(3, "gap_s"), Room(self.end_s * 1.02)
+        sides: dict[str, list[dict[str, Any]]] = {"left": [], "right": []}
+        for row in longest.itertuples():
+            text = self._stall_text(row) if len(longest) == 1 else seconds_text(row.gap_s)
+            align, dx = ("left", 8) if row.end_s <= 0.6 * self.end_s else ("right", -8)
+            if room.take({"x": row.end_s, "y": 0.0, "text": text}, dx=dx, size=12, align=align):
+                sides[align].append({"x": row.end_s, "y": 1e3 * row.gap_s, "text": text})
+        return sides["left"], sides["right"]
 
     def _band_names(self) -> list[dict[str, Any]]:
         names: list[dict[str, Any]] = []
@@ -208,7 +212,3 @@ class _Gaps:
     def _stall_text(self, row: Any) -> str:
         times = row.gap_s / row.median_gap_s
         return f"{seconds_text(row.gap_s)} while {row.cause} is prefilled: {times:.0f} times the median"
-
-
-def _frames(frames: RunFrames) -> dict[str, Any]:
-    return {"tokens": frames.tokens, "stalls": frames.stalls, "phases": frames.phases}

@@ -28,7 +28,10 @@ class Column(NamedTuple):
     meaning: str
 
 
-_ARM = {"arm": Column("str", "", "treatment or control"), "label": Column("str", "", "name of the request")}
+_ARM = {
+    "arm": Column("str", "", "which measurement of the run: treatment, control, ..."),
+    "label": Column("str", "", "name of the request"),
+}
 
 REQUESTS = _ARM | {
     "slot": Column("Int64", "", "slot it ran on, as the server says in its last chunk"),
@@ -87,8 +90,8 @@ MEMORY = {
 }
 PHASES = _ARM | {
     "phase": Column("str", "", "deferred (no slot yet), waiting (sent, or on a slot), prefill, decode"),
-    "start_s": Column("Float64", "s", ""),
-    "end_s": Column("Float64", "s", ""),
+    "start_s": Column("Float64", "s", "it began"),
+    "end_s": Column("Float64", "s", "it was over"),
     "slot": Column("Int64", "", "its slot; NA while deferred"),
 }
 STALLS = _ARM | {

@@ -20,6 +20,7 @@ from labkit.analyze.palette import (
     colours,
     finish,
     nothing_to_draw,
+    numbers_if,
 )
 from labkit.analyze.placing import Room
 from labkit.analyze.thinning import foreign_spans, poll_spans, thinned, thinning_note
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LANE_PX, QUEUE_PX = 84, 30
+NEAR_PX = 30  # arrival marks nearer than this leave no room for a name between them
 # parts of a lane's height, from its top
 BAR_TOP, BAR_BOTTOM, STRIP_TOP, STRIP_BOTTOM = 0.30, 0.74, 0.82, 0.93
 ALIGNS = ("left", "center", "right")
@@ -106,6 +108,7 @@ class _Arm:
             *self._stalls(),
             *self._texts(),
             *self._arrivals(),
+            *self._wait_words(),
         ]
         height = int(QUEUE_PX * (1 + len(self.deferred)) + LANE_PX * len(self.slots))
         name = {"text": self.frames.arm_name(self.arm), "anchor": "start", "frame": "bounds"}
@@ -114,9 +117,8 @@ class _Arm:
         return alt.layer(*self.datasets.drawn(layers), encoding=encoding, width=WIDTH, height=height, title=name)
 
     def _x(self) -> Any:
-        shown = {} if self.last else {"labels": False, "ticks": False, "domain": False}
         title = "time since A was sent (s)" if self.last else None
-        axis = self.alt.Axis(title=title, grid=True, tickCount=12, labelFlush=False, **shown)
+        axis = self.alt.Axis(title=title, grid=True, tickCount=12, **numbers_if(self.last))
         scale = self.alt.Scale(domain=[0, self.end_s * 1.005], nice=False)
         return self.alt.X("x:Q", axis=axis, scale=scale)
 
@@ -226,8 +228,7 @@ class _Arm:
     # --- words ----------------------------------------------------------------------------------------
 
     def _text(self, rows: list[dict[str, Any]], **mark: Any) -> Any:
-        style = {"align": "left", "baseline": "middle", "fontSize": 12, "color": INK} | mark
-        return self._marks(rows).mark_text(**style).encode(self.alt.Text("text:N"))
+        return self.datasets.words(self.alt, rows, **mark)
 
     def _texts(self) -> list[Any]:
         stalled = set(self._of(self.frames.stalls)["label"])
@@ -306,19 +307,20 @@ class _Arm:
         return {"x": end_s + 0.003 * self.end_s, "align": "left"}
 
     def _arrivals(self) -> list[Any]:
-        marks, words = [], []
-        for row in self.requests.itertuples():
-            if row.label == self.early or not known(row.sent_s):
-                continue
-            marks.append({"x": row.sent_s, "y": 0.17, "label": row.label})
+        sent = [row for row in self.requests.itertuples() if row.label != self.early and known(row.sent_s)]
+        marks = [{"x": row.sent_s, "y": 0.17, "label": row.label} for row in sent]
+        words: list[dict[str, Any]] = []
+        for row in sent:
             ttft_s = float(row.ttft_s) if known(row.ttft_s) else None
             words.append({"x": row.sent_s, "y": 0.15, "label": row.label, "ttft_s": ttft_s, "text": self._arrival(row)})
-        for mark in marks:
-            self.room.take({"x": mark["x"], "y": 0.15, "text": " "}, align="center")
-        together = [self._arrival_words(group) for group in _together(words, near_s=0.015 * self.end_s)]
-        triangle = (
-            self._marks(marks).mark_point(shape="triangle-down", size=90, filled=True, opacity=1).encode(self.colour)
-        )
+            self.room.take({"x": row.sent_s, "y": 0.15, "text": " "}, align="center")  # for its mark
+        groups = _together(words, near_s=NEAR_PX / WIDTH * self.end_s)
+        together = [word for group in groups if (word := self._arrival_words(group))]
+        triangle = self._marks(marks).mark_point(shape="triangle-down", size=90, filled=True, opacity=1)
+        return [triangle.encode(self.colour), self._text(together, dx=9)]
+
+    def _wait_words(self) -> list[Any]:
+        """Say how long requests wait, for a slot or on theirs, where there is room."""
         waits = [
             {
                 "x": float(span.end_s) if span.end_s < 0.8 * self.end_s else float(span.start_s) + 0.004 * self.end_s,
@@ -336,15 +338,12 @@ class _Arm:
             for row in self._spans("waiting")
             if row["x2"] - row["x"] > 0.2 * self.end_s
         ]
-        return [triangle, self._text(together, dx=9), self._text(waits, dx=5), self._text(held, dx=8)]
+        return [self._text(waits, dx=5), self._text(held, dx=8)]
 
-    def _arrival_words(self, group: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the words beside an arrival, or the names alone where the next one is too near."""
-        for text in (_group_text(group), ", ".join(row["label"] for row in group)):
-            word = group[0] | {"text": text}
-            if self.room.take(word, dx=9, size=12):
-                break
-        return word
+    def _arrival_words(self, group: list[dict[str, Any]]) -> dict[str, Any] | None:
+        """Return the words behind a group's last mark; the names alone, or none, where the next one is too near."""
+        words = (group[-1] | {"text": text} for text in (_group_text(group), _group_names(group)))
+        return next((word for word in words if self.room.take(word, dx=9, size=12)), None)
 
     def _arrival(self, row: Any) -> str:
         if not known(row.ttft_s):
@@ -353,10 +352,10 @@ class _Arm:
 
 
 def _together(words: list[dict[str, Any]], *, near_s: float) -> list[list[dict[str, Any]]]:
-    """Return the words of requests sent together as groups: they would lie on each other."""
+    """Return the words of requests sent together as groups: a name would lie on the next one's mark."""
     groups: list[list[dict[str, Any]]] = []
     for row in sorted(words, key=lambda row: row["x"]):
-        if groups and row["x"] - groups[-1][0]["x"] < near_s:
+        if groups and row["x"] - groups[-1][-1]["x"] < near_s:
             groups[-1].append(row)
         else:
             groups.append([row])
@@ -369,7 +368,12 @@ def _group_text(group: list[dict[str, Any]]) -> str:
     if len(group) < 3 or not ttfts:
         return "; ".join(row["text"] for row in group)
     span = " to ".join(dict.fromkeys((seconds_text(min(ttfts)), seconds_text(max(ttfts)))))
-    return f"{group[0]['label']} to {group[-1]['label']} sent, first tokens after {span}"
+    return f"{_group_names(group)} sent, first tokens after {span}"
+
+
+def _group_names(group: list[dict[str, Any]]) -> str:
+    labels = [row["label"] for row in group]
+    return ", ".join(labels) if len(labels) < 3 else f"{labels[0]} to {labels[-1]}"
 
 
 def seconds_text(value: float) -> str:

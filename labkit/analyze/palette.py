@@ -24,6 +24,8 @@ REQUEST_COLOURS = {
 _ROUNDS = ((0, 0.0), (0, 0.45), (255, 0.30))
 FOREIGN_COLOUR = "#8C8C8C"
 INK, QUIET_INK, RULE = "#1A1A1A", "#5F6368", "#E3E5E8"
+FAILED_COLOUR = "#B3261E"
+CROSS = "M-.7,-.7L.7,.7M-.7,.7L.7,-.7"  # a mark's shape
 WIDTH = 900
 
 
@@ -58,9 +60,19 @@ class Datasets(dict[str, list[dict[str, Any]]]):
         self[name] = rows
         return alt.Chart(alt.NamedData(name))
 
+    def words(self, alt: Any, rows: list[dict[str, Any]], **mark: Any) -> Any:
+        """Return a chart that writes each row's `text`, to the right of its place unless `mark` says otherwise."""
+        style = {"align": "left", "baseline": "middle", "fontSize": 12, "color": INK} | mark
+        return self.chart(alt, rows).mark_text(**style).encode(alt.Text("text:N"))
+
     def drawn(self, layers: list[Any]) -> list[Any]:
         """Return the layers that have rows to draw; one of none would be left."""
         return [layer for layer in layers if self[layer.data.name]] or layers[:1]
+
+
+def numbers_if(last: bool) -> dict[str, bool]:
+    """Return the arguments of an axis that has its numbers below the last of several panels alone."""
+    return {} if last else {"labels": False, "ticks": False, "domain": False}
 
 
 def finish(title: str, subtitle: list[str]) -> dict[str, Any]:
@@ -90,6 +102,7 @@ def finish(title: str, subtitle: list[str]) -> dict[str, Any]:
                 "labelFontSize": 12,
                 "titleFontSize": 12.5,
                 "labelColor": INK,
+                "labelFlush": False,  # a first or last number stands under its tick like all others
                 "titleColor": QUIET_INK,
                 "titleFontWeight": "normal",
                 "gridColor": RULE,

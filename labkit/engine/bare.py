@@ -10,16 +10,13 @@ import secrets
 import shlex
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from labkit.engine.awake import awake
 from labkit.engine.binary import binary_launch
 from labkit.engine.embedded import embedded_launch, is_embedded
 from labkit.engine.flags import FIXED
 from labkit.engine.key import scrubbed_environment
-from labkit.engine.launch import Launch
 from labkit.engine.models import resolve_model
 from labkit.engine.ports import free_port
 from labkit.engine.process import Command, ServerProcess
@@ -54,8 +51,9 @@ async def start_bare(
         ServerError: it died, never became ready, or something else answers in its place.
     """
     file, port, alias = resolve_model(model, say=say), free_port(HOST), f"labkit-{secrets.token_hex(6)}"
-    values = {"model_path": str(file.path), "alias": alias, "host": HOST, "port": port}
-    launch = bare_launch(engine, values | {"verbosity": FIXED["verbosity"]})
+    found = {"model_path": str(file.path), "alias": alias, "host": HOST, "port": port}
+    values = found | {"verbosity": FIXED["verbosity"]}
+    launch = (embedded_launch if is_embedded(engine) else binary_launch)(engine, values, [])
     command = Command(launch.argv, scrubbed_environment() | launch.env, launch.stdin, log_path)
     server = Server(
         base_url=f"http://{HOST}:{port}",
@@ -76,28 +74,3 @@ async def start_bare(
             yield server
     finally:
         server.stop()
-
-
-def bare_launch(engine: str, values: dict[str, Any]) -> Launch:
-    """Return how an engine is started with these values and nothing else.
-
-    Args:
-        engine: "embedded" or a path.
-        values: by field of flags.OPTIONS.
-
-    Raises:
-        EngineError: the engine can't be used.
-    """
-    if not is_embedded(engine):
-        return binary_launch(engine, values, [])
-    launch = embedded_launch(engine, values, [])
-    return replace(launch, stdin=_without_slots(launch.stdin))
-
-
-def _without_slots(order: str) -> str:
-    """Take the slot count out of the embedded engine's order: labkit passes it even where it is left open."""
-    import json
-
-    told = json.loads(order)
-    told["attributes"] = [item for item in told["attributes"] if item["names"] != ["n_parallel"]]
-    return json.dumps(told)

@@ -296,7 +296,11 @@ def _number(text: str) -> int | str:
 
 
 def to_attributes(values: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return start_values() for the embedded engine: attribute names to try and the value, as JSON data.
+    """Return values for the embedded engine: attribute names to try and the value, as JSON data.
+
+    Args:
+        values: of start_values(), or some of them. What isn't among them keeps CommonParams' own default; so does
+            None, but for `parallel`: left to the server it is llama-server's auto, which is no default there.
 
     Raises:
         EngineError: extra_args is set, which only a binary can take.
@@ -307,16 +311,13 @@ def to_attributes(values: dict[str, Any]) -> list[dict[str, Any]]:
             why="it has no command line",
             hint="engine = a path to llama-server",
         )
-    attributes = []
-    for option in OPTIONS:
-        value = values.get(option.field)
-        if value is None and option.field != "parallel":
-            continue
-        attributes.append(
-            {
-                "names": list(option.attributes),
-                "value": option.encode("auto" if value is None else value),
-                "optional": option.field in OPTIONAL_FIELDS,
-            }
-        )
-    return attributes
+    told = {name: "auto" if name == "parallel" and value is None else value for name, value in values.items()}
+    return [
+        {
+            "names": list(option.attributes),
+            "value": option.encode(told[option.field]),
+            "optional": option.field in OPTIONAL_FIELDS,
+        }
+        for option in OPTIONS
+        if told.get(option.field) is not None
+    ]

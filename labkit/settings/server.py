@@ -23,7 +23,7 @@ class ServerSettings(Setting):
         "embedded",
         min_length=1,
         json_schema_extra=takes("a name, a path or a URL"),
-        description="the wheel's own llama.cpp server, a path to a llama-server, or a server's URL",
+        description="embedded (the wheel), build (notebook 00's), a path to a llama-server, or a server's URL",
     )
     model: str = Field("smollm2-135m", description="smollm2-135m, toy, a path to a GGUF file, or hf:org/repo/file.gguf")
     parallel: Annotated[Whole, Field(ge=1, le=MAX_SLOTS)] | Literal["auto"] = Field(

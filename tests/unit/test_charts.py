@@ -11,10 +11,11 @@ import pytest
 from PIL import Image
 
 import labkit as lab
-from labkit.analyze.palette import FOREIGN_COLOUR
+from labkit.analyze.palette import FOREIGN_COLOUR, WIDTH
 from labkit.measure.record import RunData
 from labkit.present.show import png
 from tests.synthetic import Scenario, recorded
+from tests.synthetic_slots import Load, add_load, empty_run
 
 CHARTS = [lab.slot_lanes, lab.tokens_over_time, lab.inter_token_gaps]
 
@@ -64,6 +65,28 @@ def test_lanes_show_every_request_on_its_slot_and_name_the_stall() -> None:
 def test_deferred_requests_wait_in_a_row_of_their_own() -> None:
     assert "C waits" in words(spec(lab.slot_lanes, both(late=2)))
     assert "for a slot" not in words(spec(lab.slot_lanes, both()))
+
+
+def test_several_stalls_are_named_by_their_length_alone_and_one_in_full() -> None:
+    said = words(spec(lab.inter_token_gaps, both(late=3)))
+    assert said.count('"text": "200 ms"') == 3
+    assert "200 ms while B is prefilled: 10 times the median" in words(spec(lab.inter_token_gaps, both()))
+
+
+@pytest.mark.parametrize("apart_s", [0.0, 0.005, 0.012, 0.03, 0.06, 0.1, 0.3])
+def test_words_of_arrivals_lie_on_no_mark_and_follow_their_last(apart_s: float) -> None:
+    data = empty_run()
+    add_load(data, Load(2, 6, arrivals=[apart_s * i for i in range(6)]))
+    frames = lab.RunFrames(data)
+    picture = lab.slot_lanes(frames, title="T", subtitle=[], early=None).to_dict()
+    rows = [row for rows in picture["datasets"].values() for row in rows]
+    px = WIDTH / float(frames.phases["end_s"].max())
+    marks = [row["x"] * px for row in rows if row.keys() == {"x", "y", "label"}]
+    spans = [(row["x"] * px + 9, row["x"] * px + 9 + 6 * len(row["text"])) for row in rows if "ttft_s" in row]
+    assert len(marks) == 6
+    assert spans
+    assert all(not start - 8 < mark < end for mark in marks for start, end in spans)
+    assert all(any(abs(start - 9 - mark) < 0.1 for mark in marks) for start, _ in spans)
 
 
 def test_somebody_elses_tasks_are_grey_bars_of_their_own() -> None:

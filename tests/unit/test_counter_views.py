@@ -194,6 +194,14 @@ def test_every_picture_can_be_drawn_of_any_run(chart: Any, kind: str) -> None:
         assert "othing to draw" in json.dumps(specification)
 
 
+def test_the_queue_names_its_columns_on_one_height_and_ends_with_its_last_scrape() -> None:
+    chart = lab.processing_and_deferred(frames(full()), title="T", subtitle=[]).to_dict(validate=False)
+    uppers = [column["vconcat"][0] for column in chart["hconcat"]]
+    assert [upper["title"]["text"] for upper in uppers] == ["all at once", "one after another"]
+    last_s = max(row["x"] for rows in chart["datasets"].values() for row in rows)
+    assert all(upper["encoding"]["x"]["scale"]["domain"][1] >= last_s for upper in uppers)
+
+
 def test_a_gpu_gets_rows_of_its_own() -> None:
     rows = [
         len(lab.memory_over_time(frames(data), title="T", subtitle=[]).to_dict(validate=False)["vconcat"])

@@ -48,6 +48,11 @@ def test_auto_leaves_slots_and_kv_mode_to_the_server() -> None:
     assert attributes(parallel="auto")["n_parallel"] == -1
 
 
+def test_the_embedded_engine_is_told_nothing_that_is_not_given() -> None:
+    told = to_attributes({"alias": "a", "port": 1, "threads": None})
+    assert [item["names"][0] for item in told] == ["model_alias", "port"]
+
+
 def test_extra_arguments_are_kept_and_cannot_override_the_table() -> None:
     assert argv(extra_args=["--mlock"])[-1] == "--mlock"
     for arg in ("--parallel", "--ctx_size", "--port=9"):

@@ -1,9 +1,12 @@
 import copy
+from importlib import import_module
+from pkgutil import walk_packages
 
 import pandas as pd
 import pytest
 
 import labkit as lab
+from labkit import analyze
 from labkit.analyze import frames as schemas
 from labkit.analyze import readings
 from labkit.analyze.readings import max_overlap
@@ -27,6 +30,20 @@ def test_frames_have_their_written_columns_and_dtypes(frames: lab.RunFrames, nam
     assert {column: str(dtype) for column, dtype in frame.dtypes.items()} == {
         column: spec.dtype for column, spec in schema.items()
     }
+
+
+def test_every_column_of_every_frame_has_a_meaning() -> None:
+    modules = [import_module(found.name) for found in walk_packages(analyze.__path__, "labkit.analyze.")]
+    columns = [
+        (module.__name__, name, column.meaning)
+        for module in modules
+        for schema in vars(module).values()
+        if isinstance(schema, dict)
+        for name, column in schema.items()
+        if isinstance(column, schemas.Column)
+    ]
+    assert len(columns) > 100
+    assert not [place for place in columns if not place[2]]
 
 
 def test_times_count_from_the_first_request_of_the_arm() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import labkit as lab
 from labkit.analyze.kv_modes.areas import Area, areas, cell_use, stacked
-from labkit.analyze.kv_modes.charts import FILL_PX, GAP_PX, colour_of
+from labkit.analyze.kv_modes.charts import colour_of
 from labkit.analyze.ledger import BY_STREAMS, ledger
 from tests.kv_recorded import LENGTHS, kv_run
 
@@ -106,7 +106,7 @@ def texts(chart: Any) -> str:
 
 def test_the_ledger_names_boxes_refusals_and_the_peak(frames: lab.RunFrames) -> None:
     chart = lab.kv_ledger(frames, title="t", subtitle=["s"])
-    said = texts(chart)
+    said = texts(chart) + str(chart.to_dict()["hconcat"])
     for part in (
         "unified: one pool, 4,096 cells in all",
         "split: 2 boxes, 4,096 cells in all",
@@ -120,22 +120,33 @@ def test_the_ledger_names_boxes_refusals_and_the_peak(frames: lab.RunFrames) -> 
 
 
 def test_nothing_is_filled_outside_its_box(frames: lab.RunFrames) -> None:
-    spec = lab.kv_ledger(frames, title="t", subtitle=["s"]).to_dict()
-    areas_drawn = [row for rows in spec["datasets"].values() for row in rows if "part" in row]
+    areas_drawn = [row for row in rows_of(lab.kv_ledger(frames, title="t", subtitle=["s"])) if "part" in row]
     assert areas_drawn
-    assert max(row["y2"] for row in areas_drawn) <= FILL_PX + GAP_PX + 1e-6
+    assert max(row["y2"] for row in areas_drawn) <= 8192
     assert min(row["y"] for row in areas_drawn) >= 0
 
 
 def test_columns_share_one_scale(frames: lab.RunFrames) -> None:
     spec = lab.kv_ledger(frames, title="t", subtitle=["s"]).to_dict()
-    assert len({(c["height"], c["width"]) for c in spec["hconcat"]}) == 1
+    columns = spec["hconcat"]
+    assert len({(c["height"], c["width"]) for c in columns}) == 1
+    cells = [column["encoding"]["y"] for column in columns]
+    assert [y.get("title") for y in cells] == ["KV cells", None, None]
+    assert all(y["axis"]["values"] == [0, 2048, 4096, 6144, 8192] for y in cells)
+    assert len({y["scale"]["domain"][1] for y in cells}) == 1
 
 
 def test_lengths_show_where_a_slot_ends_and_who_was_refused(frames: lab.RunFrames) -> None:
     said = texts(lab.lengths_that_fit(frames, title="t", subtitle=["s"]))
     assert "a slot ends at 2,048" in said
     assert "C refused" in said
+
+
+def test_names_on_the_two_sides_of_a_slots_end_are_kept_apart() -> None:
+    frames = lab.RunFrames(kv_run(lengths={"A": 2000, "B": 2090, "C": 2095, "D": 2005}))
+    rows = rows_of(lab.lengths_that_fit(frames, title="t", subtitle=["s"]))
+    split = [(row["text"], row["good"]) for row in rows if row["row"] == "split, same total" and "start" in row]
+    assert sorted(split) == [("A D", True), ("B refused C refused", False)]
 
 
 def test_memory_shows_rule_log_and_process(frames: lab.RunFrames) -> None:

@@ -102,3 +102,8 @@ def test_two_answers_for_one_request_are_refused_by_name() -> None:
 def test_inconsistent_plans_are_refused(second: dict[str, object], complaint: str) -> None:
     with pytest.raises(ParameterError, match=complaint):
         lab.LoadPlan(requests=(lab.RequestPlan(**REQUEST), lab.RequestPlan(**{**REQUEST, **second})))
+
+
+@pytest.mark.parametrize("kind", ["embedded", "build", "path", "URL"])
+def test_the_help_of_engine_names_every_kind(kind: str) -> None:
+    assert kind in str(lab.ServerSettings.model_fields["engine"].description)

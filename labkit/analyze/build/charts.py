@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.analyze.build.claims import DEFAULTS, SMOKE
 from labkit.analyze.build.view import ARM_NAMES
-from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, finish, nothing_to_draw
+from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, finish, nothing_to_draw, numbers_if
 
 _FILL, _LINE = "#0072B2", "#00496F"
 _ROW_HEIGHT = 26
@@ -54,7 +54,7 @@ def _slots_panel(alt: Any, datasets: Datasets, arm: str, effective: dict[str, An
         "cells:Q",
         title="KV cells that the slot may use" if last else None,
         scale=alt.Scale(domain=[0, most * 1.35], nice=False),
-        axis=alt.Axis(tickCount=6, format=",d", grid=False, labels=last, ticks=last, domain=last),
+        axis=alt.Axis(tickCount=6, format=",d", grid=False, **numbers_if(last)),
     )
     y = alt.Y("slot:N", title=None, sort=None, axis=alt.Axis(domain=False, ticks=False, labelPadding=8))
     base = datasets.chart(alt, rows)
@@ -122,7 +122,9 @@ def build_progress(build: dict[str, Any], *, title: str, subtitle: list[str]) ->
     )
     y = alt.Y("done:Q", title="steps done", scale=alt.Scale(domain=[0, total * 1.08], nice=False))
     line = datasets.chart(alt, rows).mark_line(interpolate="step-after", strokeWidth=2.2, color=_FILL)
-    words = datasets.chart(alt, end).mark_text(align="left", dx=7, fontSize=12, color=INK).encode(alt.Text("text:N"))
+    words = (
+        datasets.chart(alt, end).mark_text(align="left", dx=7, dy=-8, fontSize=12, color=INK).encode(alt.Text("text:N"))
+    )
     encoding = alt.Encoding(x=x, y=y)
     look = finish(title, subtitle)
     return alt.layer(line, words, encoding=encoding, width=WIDTH - 40, height=230, datasets=dict(datasets), **look)

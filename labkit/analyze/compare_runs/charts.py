@@ -10,7 +10,7 @@ from labkit.analyze.frames import known
 from labkit.analyze.lanes import seconds_text
 from labkit.analyze.palette import INK, QUIET_INK, RULE, WIDTH, Datasets, finish, nothing_to_draw
 
-BEFORE_COLOUR, AFTER_COLOUR, WORSE_COLOUR = "#8A9099", "#0072B2", "#B3261E"
+BEFORE_COLOUR, AFTER_COLOUR = "#8A9099", "#0072B2"
 ROW_PX, REQUEST_PX, MAX_REQUESTS = 64, 34, 24
 PLOT_PX = 470
 EMPTY = "no request was sent on both sides: nothing to draw"
@@ -36,7 +36,7 @@ def change_intervals(comparison: Comparison, *, title: str, subtitle: list[str])
     picture = _Changes(alt, comparison, found, datasets)
     layers = datasets.drawn(picture.layers())
     scale = alt.Scale(domain=[-picture.edge, picture.edge], nice=False, clamp=True)
-    axis = alt.Axis(tickCount=9, grid=False, format="+d")
+    axis = alt.Axis(tickCount=9, grid=False, labelExpr="datum.value ? format(datum.value, '+d') : '0'")
     x = alt.X("x:Q", title="change for the worse (%); left of 0: better", scale=scale, axis=axis)
     y = alt.Y("y:Q", title=None, scale=alt.Scale(domain=[len(found), 0], nice=False), axis=None)
     legend = "point: a request · diamond and bar: mean over loads, 95 % interval · band: tolerated"
@@ -74,8 +74,8 @@ class _Changes:
             self._chart(self.points).mark_circle(color=AFTER_COLOUR, size=30, opacity=0.45),
             self._chart(bars).mark_rule(color=INK, strokeWidth=4).encode(alt.X2("x2:Q")),
             self._chart(means).mark_point(shape="diamond", size=130, filled=True, color=INK, opacity=1),
-            self._text(names, align="right", dx=-10, color=INK),
-            self._text(words, align="left", dx=10, color=QUIET_INK),
+            self.datasets.words(alt, names, align="right", dx=-10, fontSize=12.5),
+            self.datasets.words(alt, words, dx=10, color=QUIET_INK, fontSize=12.5),
         ]
 
     def _points(self, comparison: Comparison) -> list[dict[str, Any]]:
@@ -105,10 +105,6 @@ class _Changes:
 
     def _chart(self, rows: list[dict[str, Any]]) -> Any:
         return self.datasets.chart(self.alt, rows)
-
-    def _text(self, rows: list[dict[str, Any]], **style: Any) -> Any:
-        words = self._chart(rows).mark_text(baseline="middle", fontSize=12.5, **style)
-        return words.encode(self.alt.Text("text:N"))
 
 
 def ttft_before_after(comparison: Comparison, *, title: str, subtitle: list[str]) -> Any:
@@ -164,8 +160,8 @@ class _Requests:
         layers[1:] = [layer.encode(alt.X2("x2:Q"), alt.Y2("y2:Q")) for layer in layers[1:]]
         return [
             *layers,
-            self._text(names, align="right", dx=-8, color=INK),
-            self._text(words, align="left", dx=7, color=QUIET_INK),
+            self.datasets.words(alt, names, align="right", dx=-8),
+            self.datasets.words(alt, words, dx=7, color=QUIET_INK),
         ]
 
     def _bars(self, side: str, top: float, *, waiting: bool) -> Any:
@@ -176,7 +172,3 @@ class _Requests:
             start, end = (0.0, wait_s) if waiting else (wait_s, ttft_s)
             rows.append({"x": start, "x2": end, "y": row + top, "y2": row + top + 0.32})
         return self.datasets.chart(self.alt, rows)
-
-    def _text(self, rows: list[dict[str, Any]], **style: Any) -> Any:
-        words = self.datasets.chart(self.alt, rows).mark_text(baseline="middle", fontSize=12, **style)
-        return words.encode(self.alt.Text("text:N"))

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 DIFFERENCES = {
     "what": Column("str", "", "what is not the same"),
-    "before": Column("str", "", ""),
-    "after": Column("str", "", ""),
+    "before": Column("str", "", "as recorded before the change"),
+    "after": Column("str", "", "as recorded after it"),
     "meaning": Column("str", "", "what it means for the comparison"),
     "arms": Column("str", "", "where it was seen; empty: of the whole run"),
 }

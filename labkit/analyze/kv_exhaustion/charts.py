@@ -7,7 +7,17 @@ from typing import Any
 
 from labkit.analyze.frames import RunFrames
 from labkit.analyze.kv_exhaustion.cells import ENDS, EXHAUSTED, ArmCells, Moment
-from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, colours, finish, nothing_to_draw
+from labkit.analyze.palette import (
+    FAILED_COLOUR,
+    INK,
+    QUIET_INK,
+    WIDTH,
+    Datasets,
+    colours,
+    finish,
+    nothing_to_draw,
+    numbers_if,
+)
 from labkit.analyze.rows import timing
 
 MAIN_ARMS = ("together", "one_by_one", "split", "larger_pool")
@@ -17,7 +27,6 @@ ALL_ARMS = (
 )  # fmt: skip
 PANEL_PX, ROW_PX, MAX_POINTS = 118, 34, 400
 THIN_SHARE = 0.085
-FAILED_COLOUR = "#B3261E"
 
 
 def kv_cells_over_time(frames: RunFrames, *, arms: Sequence[str] = MAIN_ARMS, title: str, subtitle: list[str]) -> Any:
@@ -66,12 +75,11 @@ class _Panel:
     def chart(self, *, last: bool) -> Any:
         alt = self.alt
         self.colour = alt.Color("label:N", scale=colours(alt, self.labels), legend=None)
-        shown = {} if last else {"labels": False, "ticks": False, "domain": False}
         x = alt.X(
             "x:Q",
             title="time since the arm's first request was sent (s)" if last else None,
             scale=alt.Scale(domain=[0, self.end_s * 1.04], nice=False),
-            axis=alt.Axis(tickCount=12, grid=False, **shown),
+            axis=alt.Axis(tickCount=12, grid=False, **numbers_if(last)),
         )
         y = alt.Y(
             "y:Q",
@@ -109,7 +117,8 @@ class _Panel:
         first_s = float(request["first_token_s"] or over_s)
         prompt_ms = timing(request, "prompt_ms")
         if prompt_ms is not None:
-            return max(float(request["sent_s"] or first_s), first_s - prompt_ms / 1e3), first_s
+            sent_s = first_s if request["sent_s"] is None else float(request["sent_s"])
+            return max(sent_s, first_s - prompt_ms / 1e3), first_s
         return float(request["headers_s"] or first_s), first_s
 
     def _held(self, label: str, at_s: float) -> float:
@@ -151,9 +160,9 @@ class _Panel:
         rule = self.datasets.chart(self.alt, rows).mark_rule(color=INK, strokeDash=[5, 3], strokeWidth=1.3)
         boxes = f"{self.cells.slots} boxes of {self.cells.slot_cells:,} cells"
         text = boxes if split else f"one pool of {self.pool:,} cells"
-        words = self.datasets.chart(self.alt, [{"x": 0, "y": self.pool, "text": text}])
-        style = {"align": "left", "baseline": "bottom", "dx": 4, "dy": -3, "fontSize": 11.5, "color": INK}
-        return [rule.encode(self.alt.X2("x2:Q")), words.mark_text(**style).encode(self.alt.Text("text:N"))]
+        where = [{"x": 0, "y": self.pool, "text": text}]
+        words = self.datasets.words(self.alt, where, baseline="bottom", dx=4, dy=-3, fontSize=11.5)
+        return [rule.encode(self.alt.X2("x2:Q")), words]
 
     def _failures(self) -> list[Any]:
         rows: list[dict[str, Any]] = [
@@ -164,15 +173,13 @@ class _Panel:
         cross = points.mark_point(shape="cross", angle=45, size=130, filled=True, color=FAILED_COLOUR, opacity=1)
         # the words stand over the line, on the side of the cross that has room beside the pool's name
         early = [row for row in rows if row["x"] < 0.55 * self.end_s]
-        style = {"fontSize": 12, "fontWeight": "bold", "color": FAILED_COLOUR, "baseline": "bottom", "dy": -4}
+        style = {"fontWeight": "bold", "color": FAILED_COLOUR, "baseline": "bottom", "dy": -4}
         sides = (
             (early, {"align": "left", "dx": 10}),
             ([r for r in rows if r not in early], {"align": "right", "dx": -10}),
         )
         words = [
-            self.datasets.chart(self.alt, [row | {"y": self.pool} for row in side])
-            .mark_text(**style, **place)
-            .encode(self.alt.Text("text:N"))
+            self.datasets.words(self.alt, [row | {"y": self.pool} for row in side], **style, **place)
             for side, place in sides
         ]
         return [rule.encode(self.alt.Y2("y2:Q")), cross, *words]
@@ -189,8 +196,8 @@ class _Panel:
             row = max(inner, key=lambda row: row["y2"] - row["y"], default=None)
             if row and row["y2"] - row["y"] > THIN_SHARE * self.top:
                 words.append({"x": row["x"], "y": (row["y"] + row["y2"]) / 2, "text": label})
-        style = {"fontSize": 14, "fontWeight": "bold", "color": "white", "baseline": "middle"}
-        return self.datasets.chart(self.alt, words).mark_text(**style).encode(self.alt.Text("text:N"))
+        style = {"fontSize": 14, "fontWeight": "bold", "color": "white", "align": "center"}
+        return self.datasets.words(self.alt, words, **style)
 
     def _outcome(self) -> str:
         return outcome_text(self.cells)
@@ -246,11 +253,11 @@ class _Peaks:
         rects = self.datasets.chart(alt, bars).mark_rect(opacity=0.75)
         return [
             rects.encode(alt.X2("x2:Q"), alt.Y2("y2:Q"), colour),
-            self._text(letters, color="white", fontWeight="bold"),
+            self.datasets.words(alt, letters, align="center", color="white", fontWeight="bold"),
             self.datasets.chart(alt, pools).mark_rule(color=INK, strokeWidth=2.4).encode(alt.Y2("y2:Q")),
-            self._text(names, align="right", dx=-8, color=INK),
-            self._text(self._words(failed=True), align="left", dx=8, color=FAILED_COLOUR, fontWeight="bold"),
-            self._text(self._words(failed=False), align="left", dx=8, color=QUIET_INK),
+            self.datasets.words(alt, names, align="right", dx=-8),
+            self.datasets.words(alt, self._words(failed=True), dx=8, color=FAILED_COLOUR, fontWeight="bold"),
+            self.datasets.words(alt, self._words(failed=False), dx=8, color=QUIET_INK),
         ]
 
     def _bars(self) -> list[dict[str, Any]]:
@@ -268,10 +275,6 @@ class _Peaks:
             for row, cells in enumerate(self.arms)
             if (EXHAUSTED in cells.ends.values()) == failed
         ]
-
-    def _text(self, rows: list[dict[str, Any]], **style: Any) -> Any:
-        words = self.datasets.chart(self.alt, rows).mark_text(baseline="middle", fontSize=12, **style)
-        return words.encode(self.alt.Text("text:N"))
 
 
 def outcome_text(cells: ArmCells) -> str:

@@ -8,10 +8,20 @@ from typing import Any
 from labkit.analyze.frames import RunFrames, known
 from labkit.analyze.kv_modes.areas import areas, cell_use, stacked
 from labkit.analyze.kv_modes.claims import LOADED, counted
-from labkit.analyze.kv_modes.view import CUT, EXHAUSTED, REFUSED, SERVED, KvArm
-from labkit.analyze.palette import INK, QUIET_INK, REQUEST_COLOURS, WIDTH, Datasets, finish, nothing_to_draw
+from labkit.analyze.kv_modes.view import CUT, REFUSED, SERVED, KvArm
+from labkit.analyze.palette import (
+    CROSS,
+    FAILED_COLOUR,
+    INK,
+    QUIET_INK,
+    REQUEST_COLOURS,
+    WIDTH,
+    Datasets,
+    finish,
+    nothing_to_draw,
+)
 
-FILL_PX, HEAD_PX, GAP_PX, BETWEEN_PX = 330, 74, 9, 26
+FILL_PX, HEAD_PX, AXIS_PX, BETWEEN_PX = 330, 24, 50, 26
 EMPTY, LEFT = "#EEF0F2", "#C9CDD2"
 NO_LOAD = "no load was put on: nothing to draw"
 SHAPES = {SERVED: "circle", CUT: "square"}
@@ -37,10 +47,12 @@ def kv_ledger(frames: RunFrames, *, title: str, subtitle: list[str]) -> Any:
     end_s = max(0.1, float(frames.requests[frames.requests["arm"].isin(arms)]["end_s"].max()))
     boxes = {arm: _boxes(KvArm(frames.data, arm)) for arm in arms}
     most = max(count * cells for count, cells in boxes.values())
-    width = (WIDTH - BETWEEN_PX * (len(arms) - 1)) // len(arms)
-    scale = FILL_PX / most
+    width = (WIDTH - AXIS_PX - BETWEEN_PX * (len(arms) - 1)) // len(arms)
     columns = [
-        _Column(alt, frames, arm, datasets, end_s=end_s, width=width, scale=scale, boxes=boxes).chart() for arm in arms
+        _Column(alt, frames, arm, datasets, end_s=end_s, width=width, most=most, boxes=boxes[arm]).chart(
+            first=arm == arms[0]
+        )
+        for arm in arms
     ]
     legend = "colour: cells that a running request holds · grey: left by an ended one, free when needed · pale: empty"
     look = finish(title, [*subtitle, legend])
@@ -78,29 +90,22 @@ def _centroid(rows: list[dict[str, Any]]) -> float:
 
 
 class _Column:
-    """One arm; y counts pixels from the bottom, so that boxes keep a gap whatever a cell measures."""
+    """One arm; y counts cells from the bottom, box upon box."""
 
     def __init__(
-        self, alt: Any, frames: RunFrames, arm: str, datasets: Datasets, *, end_s: float, width: int, scale: float,
-        boxes: dict[str, tuple[int, int]],
+        self, alt: Any, frames: RunFrames, arm: str, datasets: Datasets, *, end_s: float, width: int, most: int,
+        boxes: tuple[int, int],
     ) -> None:  # fmt: skip
         self.alt, self.frames, self.arm, self.datasets = alt, frames, arm, datasets
-        self.end_s, self.width, self.scale = end_s, width, scale
+        self.end_s, self.width, self.most = end_s, width, most
         self.view, self.use = KvArm(frames.data, arm), cell_use(frames, arm)
-        self.count, self.cells = boxes[arm]
-        self.most_boxes = max(count for count, _ in boxes.values())
+        self.count, self.cells = boxes
+        self.px = most / FILL_PX  # cells
         self.labels = [fate.label for fate in self.view.fates]
         self.areas = areas(frames, arm)
 
-    def _foot(self, box: int) -> float:
-        return box * (self.cells * self.scale + GAP_PX)
-
-    @property
-    def _top(self) -> float:
-        return self._foot(self.count - 1) + self.cells * self.scale
-
-    def chart(self) -> Any:
-        alt, height = self.alt, FILL_PX + GAP_PX * (self.most_boxes - 1) + HEAD_PX
+    def chart(self, *, first: bool) -> Any:
+        alt = self.alt
         layers = [
             self._empty(),
             *self._filled(),
@@ -108,51 +113,50 @@ class _Column:
             *self._peak(),
             *self._names(),
             *self._refused(),
-            *self._titles(),
         ]
         x = alt.X(
             "x:Q", title="time since the first request was sent (s)",
             scale=alt.Scale(domain=[0, self.end_s * 1.01], nice=False), axis=alt.Axis(tickCount=6, grid=False),
         )  # fmt: skip
-        y = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[-2, height], nice=False, zero=False))
-        drawn = self.datasets.drawn(layers)
-        return alt.layer(*drawn, encoding=alt.Encoding(x=x, y=y), width=self.width, height=height)
+        scale = alt.Scale(domain=[0, self.most + HEAD_PX * self.px], nice=False)
+        y = alt.Y("y:Q", title="KV cells" if first else None, axis=self._axis(first=first), scale=scale)
+        drawn, height = self.datasets.drawn(layers), FILL_PX + HEAD_PX
+        encoding = alt.Encoding(x=x, y=y)
+        return alt.layer(*drawn, encoding=encoding, width=self.width, height=height, title=self._title())
 
-    def _titles(self) -> list[Any]:
-        """Write what this is right over its boxes: a column is as tall as its cells."""
+    def _axis(self, *, first: bool) -> Any:
+        """Return the axis that all columns share: numbers on the first one, lines on each."""
+        quarters = [self.most * i // 4 for i in range(5)]
+        return self.alt.Axis(values=quarters, format=",d", labels=first, ticks=first, domain=False)
+
+    def _title(self) -> dict[str, Any]:
         what = "unified: one pool" if self.view.effective.get("kv_unified") else f"split: {self.count} boxes"
         used = f"{self.use.idle_share:.0%} of the cells idle on average" if self.use else "cells not known"
-        above = self._top + (28 if any(fate.outcome in (REFUSED, EXHAUSTED) for fate in self.view.fates) else 12)
-        name = [{"x": 0, "y": above + 33, "text": f"{what}, {self.count * self.cells:,} cells in all"}]
-        more = [{"x": 0, "y": above + 16, "text": counted(self.view.fates)}, {"x": 0, "y": above, "text": used}]
-        return [self._text(name, fontSize=13.5, fontWeight="bold"), self._text(more, color=QUIET_INK)]
+        text = {"text": f"{what}, {self.count * self.cells:,} cells in all", "anchor": "start", "fontSize": 13.5}
+        return text | {"subtitle": [counted(self.view.fates), used], "subtitleColor": QUIET_INK}
 
     def _rects(self, rows: list[dict[str, Any]], **mark: Any) -> Any:
         return self.datasets.chart(self.alt, rows).mark_rect(**mark).encode(self.alt.X2("x2:Q"), self.alt.Y2("y2:Q"))
 
     def _box_rows(self) -> list[dict[str, Any]]:
-        feet = [self._foot(box) for box in range(self.count)]
-        return [{"x": 0, "x2": self.end_s * 1.01, "y": foot, "y2": foot + self.cells * self.scale} for foot in feet]
+        feet = range(0, self.count * self.cells, self.cells)
+        return [{"x": 0, "x2": self.end_s * 1.01, "y": foot, "y2": foot + self.cells} for foot in feet]
 
     def _empty(self) -> Any:
         return self._rects(self._box_rows(), color=EMPTY)
 
     def _frames(self) -> Any:
-        return self._rects(self._box_rows(), fill=None, stroke="#6B7075", strokeWidth=1.3)
+        return self._rects(self._box_rows(), fill=None, stroke="#6B7075", strokeWidth=1.6)
 
     def _outlines(self) -> list[list[dict[str, Any]]]:
-        """Return every area's outline in pixels, its number beside it."""
+        """Return every area's outline in cells from the bottom."""
         if self.count == 1:
-            piles = {0: self.areas}
-        else:
-            piles = {box: [area for area in self.areas if area.slot == box] for box in range(self.count)}
-        outlines = []
-        for box, pile in piles.items():
-            foot = self._foot(box)
-            for outline in stacked(pile):
-                outlines.append(
-                    [row | {"y": foot + row["y"] * self.scale, "y2": foot + row["y2"] * self.scale} for row in outline]
-                )
+            return stacked(self.areas)
+        outlines: list[list[dict[str, Any]]] = []
+        for box in range(self.count):
+            foot = box * self.cells
+            for outline in stacked([area for area in self.areas if area.slot == box]):
+                outlines.append([row | {"y": foot + row["y"], "y2": foot + row["y2"]} for row in outline])
         return outlines
 
     def _filled(self) -> list[Any]:
@@ -172,8 +176,7 @@ class _Column:
     # --- words ----------------------------------------------------------------------------------------
 
     def _text(self, rows: list[dict[str, Any]], **mark: Any) -> Any:
-        style = {"align": "left", "baseline": "middle", "fontSize": 11.5, "color": INK} | mark
-        return self.datasets.chart(self.alt, rows).mark_text(**style).encode(self.alt.Text("text:N"))
+        return self.datasets.words(self.alt, rows, **{"fontSize": 11.5} | mark)
 
     def _names(self) -> list[Any]:
         inside: list[dict[str, Any]] = []
@@ -183,34 +186,36 @@ class _Column:
             if not outline or not outline[0]["label"]:
                 continue
             word, height, width = self._name(outline)
-            if height >= 14 and width >= 11:
+            if height >= 11 * self.px and width >= 11:
                 inside.append(word)
             else:
-                above.append(word | {"y": 7 + self._pile_top(outlines, word)})
+                above.append(word | {"y": 8 * self.px + self._pile_top(outlines, word)})
         sizes = [
-            {"x": self.end_s, "y": self._foot(box) + self.cells * self.scale - 10, "text": self._box_name(box)}
+            {"x": self.end_s, "y": (box + 1) * self.cells - 10 * self.px, "text": self._box_name(box)}
             for box in range(self.count)
         ]
         return [
-            self._text(inside, color="white", fontWeight="bold", fontSize=13, align="center"),
+            self._text(inside, color="white", fontWeight="bold", fontSize=12, align="center"),
             self._text(self._lifted(above), fontWeight="bold", align="center"),
             self._text(sizes, align="right", color=QUIET_INK, fontSize=11),
         ]
 
     def _pile_top(self, outlines: list[list[dict[str, Any]]], word: dict[str, Any]) -> float:
         """Return the height of what lies on each other in a name's box at its moment."""
-        x, box = word["x"], word["y"] // (self.cells * self.scale + GAP_PX)
+        x, box = word["x"], self._box_of(word["y"])
         here = [rows for rows in outlines if rows and rows[0]["x"] <= x <= rows[-1]["x"]]
-        tops = [_between(rows, x, "y2") for rows in here]
-        return max(top for top in tops if top // (self.cells * self.scale + GAP_PX) == box)
+        return max(_between(rows, x, "y2") for rows in here if self._box_of(_between(rows, x, "y")) == box)
+
+    def _box_of(self, cells: float) -> int:
+        return min(int(cells // self.cells), self.count - 1)
 
     def _lifted(self, words: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Place names over each other where they would meet, the lower area's lower."""
         placed: list[dict[str, Any]] = []
         for word in words:
             near = [other for other in placed if abs(other["x"] - word["x"]) / self.end_s * self.width < 11]
-            while any(abs(other["y"] - word["y"]) < 12 for other in near):
-                word["y"] += 12
+            while close := [other["y"] for other in near if abs(other["y"] - word["y"]) < 11.9 * self.px]:
+                word["y"] = max(close) + 12 * self.px
             placed.append(word)
         return placed
 
@@ -227,29 +232,27 @@ class _Column:
     def _peak(self) -> list[Any]:
         if self.use is None or self.count > 1:
             return []
-        y = self.use.peak_cells * self.scale
+        y = self.use.peak_cells
         rule = self.datasets.chart(self.alt, [{"x": 0, "x2": self.end_s * 1.01, "y": y}])
-        over = y + 18 < self._top
-        text = [{"x": 0.012 * self.end_s, "y": y + (8 if over else -9), "text": f"peak {self.use.peak_cells:,}"}]
+        lift_px = 8 if y + 18 * self.px < self.cells else -9
+        text = [{"x": 0.012 * self.end_s, "y": y + lift_px * self.px, "text": f"peak {self.use.peak_cells:,}"}]
         line = rule.mark_rule(color=INK, strokeDash=[4, 3], strokeWidth=1.1).encode(self.alt.X2("x2:Q"))
         return [line, self._text(text)]
 
     def _refused(self) -> list[Any]:
         rows = self.frames.requests[self.frames.requests["arm"] == self.arm]
-        marks, words = [], []
+        marks, words, y = [], [], self.count * self.cells + 10 * self.px
         for row in rows[rows["outcome"].isin([REFUSED, "server_error"])].sort_values("end_s").itertuples():
             at_s = float(row.end_s) if known(row.end_s) else 0.0
             what = "refused" if row.outcome == REFUSED else "aborted"
-            marks.append({"x": at_s, "y": self._top + 9})
+            marks.append({"x": at_s, "y": y})
             need = f"{self.view.prompts.get(row.label, 0):,} tokens"
-            words.append(
-                {"x": at_s, "y": self._top + 9, "text": f"{row.label} {what}: {need}", "late": at_s > self.end_s / 2}
-            )
+            words.append({"x": at_s, "y": y, "text": f"{row.label} {what}: {need}", "late": at_s > self.end_s / 2})
         words = words[:1] if len(words) < 2 else [words[0] | {"text": f"{words[0]['text']}, and {len(words) - 1} more"}]
         cross = self.datasets.chart(self.alt, marks).mark_point(
-            shape="M-.7,-.7L.7,.7M-.7,.7L.7,-.7", size=110, color="#B3261E", strokeWidth=2.4, opacity=1
+            shape=CROSS, size=110, color=FAILED_COLOUR, strokeWidth=2.4, opacity=1
         )
-        style = {"fontWeight": "bold", "color": "#B3261E"}
+        style = {"fontWeight": "bold", "color": FAILED_COLOUR}
         return [
             cross,
             self._text([w for w in words if not w["late"]], dx=9, **style),

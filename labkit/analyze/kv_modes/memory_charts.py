@@ -9,11 +9,10 @@ from labkit.analyze.kv_modes.charts import NO_LOAD, SHAPES, colour_of
 from labkit.analyze.kv_modes.claims import LOADED, OTHER_UBATCH, SPLIT, SPLIT_ROOMY, UNIFIED
 from labkit.analyze.kv_modes.tables import gpu_bytes, resident_bytes
 from labkit.analyze.kv_modes.view import KvArm
-from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, finish, nothing_to_draw
+from labkit.analyze.palette import CROSS, INK, QUIET_INK, WIDTH, Datasets, finish, nothing_to_draw
 
 MIB = 2**20
 KV_COLOUR, COMPUTE_COLOUR, RESIDENT_COLOUR = "#0072B2", "#E69F00", "#5F6368"
-CROSS = "M-.7,-.7L.7,.7M-.7,.7L.7,-.7"
 ROWS = {
     UNIFIED: "unified",
     SPLIT: "split, same total",
@@ -62,10 +61,12 @@ def _outcome(outcome: str) -> str:
 def _named_together(marks: list[dict[str, Any]], most: float) -> list[dict[str, Any]]:
     """Return the marks' names, those of close neighbours as one: they would lie on each other."""
     names: list[dict[str, Any]] = []
-    for mark in sorted(marks, key=lambda mark: (mark["row"], mark["x"])):
+    for mark in sorted(marks, key=lambda mark: (mark["row"], mark["good"], mark["x"])):
         last = names[-1] if names else None
-        if last and last["row"] == mark["row"] and mark["x"] - last["end"] < 0.016 * most:
-            last |= {"text": f"{last['text']} {mark['text']}", "end": mark["x"], "x": (last["start"] + mark["x"]) / 2}
+        alike = last and (last["row"], last["good"]) == (mark["row"], mark["good"])
+        if last and alike and mark["x"] - last["end"] < (0.016 if mark["good"] else 0.09) * most:
+            last |= {"text": f"{last['text']} {mark['text']}", "end": mark["x"]}
+            last["x"] = (last["start"] + mark["x"]) / 2 if mark["good"] else last["start"]
         else:
             names.append({**mark, "start": mark["x"], "end": mark["x"]})
     return names
@@ -86,13 +87,15 @@ def _fit_chart(
     colour = alt.Color("colour:N", scale=None)
     served = base.transform_filter("datum.good").mark_circle(size=150, opacity=1, stroke="white", strokeWidth=1)
     lost = base.transform_filter("!datum.good").mark_point(shape=CROSS, size=150, strokeWidth=3, opacity=1)
-    text = {"fontSize": 12, "fontWeight": "bold", "dy": -15}
+    text = {"fontSize": 12, "fontWeight": "bold", "color": INK}
     layers = [
         ends.mark_tick(thickness=2.4, size=44, color=INK, orient="vertical"),
         ends.mark_text(align="right", dx=-6, dy=18, fontSize=11, color=QUIET_INK).encode(alt.Text("text:N")),
         served.encode(colour),
         lost.encode(alt.Stroke("colour:N", scale=None)),
-        names.mark_text(color=INK, **text).encode(alt.Text("text:N")),
+        # above and below: a served request and a refused one often stand on the two sides of a slot's end
+        names.transform_filter("datum.good").mark_text(dy=-15, **text).encode(alt.Text("text:N")),
+        names.transform_filter("!datum.good").mark_text(dy=18, dx=-6, align="left", **text).encode(alt.Text("text:N")),
     ]
     return alt.layer(
         *layers,

@@ -8,13 +8,12 @@ from labkit.analyze.frames import RunFrames, known
 from labkit.analyze.metrics_and_gpu.memory_checks import MIB, cells_mib, tolerance_mib
 from labkit.analyze.metrics_and_gpu.readings import no_metrics
 from labkit.analyze.metrics_and_gpu.view import AT_ONCE, CounterArm
-from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, finish, nothing_to_draw
+from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, finish, nothing_to_draw, numbers_if
 
 BLUE, ORANGE, BAND = "#0072B2", "#D55E00", "#D5DAE0"
 # processing and deferred, in this order
 GAUGES = {"processing": ("requests_processing", BLUE), "deferred": ("requests_deferred", ORANGE)}
 ROW_PX = 36  # height of one request in the queue's picture
-SIZE = 12
 MOST_DOTS = 220  # of one line: more would run into each other
 
 
@@ -33,7 +32,9 @@ def processing_and_deferred(frames: RunFrames, *, title: str, subtitle: list[str
 
     if frames.phases.empty:
         return nothing_to_draw(alt, title, subtitle)
-    datasets, end_s = Datasets(), float(frames.phases["end_s"].max())
+    # scrapes go on for a moment after the last answer
+    ends_s = (frames.phases["end_s"].max(), frames.metrics["received_s"].max())
+    datasets, end_s = Datasets(), max(float(end_s) for end_s in ends_s if known(end_s))
     columns = [_Queue(alt, frames, arm, datasets, end_s).column(first=arm == frames.arms[0]) for arm in frames.arms]
     legend = "line and dots: /metrics, a dot a scrape · grey: what the streams say, counted by the client"
     look = finish(title, [*subtitle, legend])
@@ -49,18 +50,18 @@ class _Queue:
         self.start_s = min(0.0, float(self.metrics["received_s"].min())) if len(self.metrics) else 0.0
 
     def column(self, *, first: bool) -> Any:
-        rows = [self._panel(kind, first=first, last=kind == "deferred") for kind in GAUGES]
-        name = {"text": self.frames.arm_name(self.arm), "anchor": "start"}
-        return self.alt.vconcat(*rows, spacing=14, title=name)
+        upper, lower = (self._panel(kind, first=first, last=kind == "deferred") for kind in GAUGES)
+        # the name is the upper panel's: a column's would stand as high as its highest mark, each column's elsewhere
+        upper.title = self.alt.Title(self.frames.arm_name(self.arm), anchor="start", frame="bounds")
+        return self.alt.vconcat(upper, lower, spacing=14)
 
     def _panel(self, kind: str, *, first: bool, last: bool) -> Any:
         alt, most = self.alt, self._most(kind)
-        shown = {} if last else {"labels": False, "ticks": False, "domain": False}
         x = alt.X(
             "x:Q",
             title="time since the first request was sent (s)" if last else None,
             scale=alt.Scale(domain=[self.start_s, self.end_s * 1.02], nice=False),
-            axis=alt.Axis(tickCount=6, grid=False, **shown),
+            axis=alt.Axis(tickCount=6, grid=False, **numbers_if(last)),
         )
         y = alt.Y(
             "y:Q",
@@ -104,7 +105,7 @@ class _Queue:
         if not rows:
             text = no_metrics(self.view) or f"{name}: not exposed by this build"
             where = [{"x": self.start_s, "y": 0.5, "text": text}]
-            return [_words(self.alt, self.datasets, where, dx=6)]
+            return [self.datasets.words(self.alt, where, dx=6)]
         rows = thinned_steps(rows)
         line = self.datasets.chart(self.alt, rows).mark_line(interpolate="step-after", color=colour, strokeWidth=2)
         return [line, self.datasets.chart(self.alt, rows).mark_circle(color=colour, size=22, opacity=1)]
@@ -116,7 +117,7 @@ class _Queue:
         rule = self.datasets.chart(self.alt, rows).mark_rule(color=INK, strokeDash=[4, 3], strokeWidth=1)
         # over the whole width: a rule without an x
         rule = rule.encode(x=self.alt.value(0), x2=self.alt.value("width"))
-        return [rule, _words(self.alt, self.datasets, rows, align="right", dy=-9, color=QUIET_INK)]
+        return [rule, self.datasets.words(self.alt, rows, align="right", dy=-9, color=QUIET_INK)]
 
 
 def steps_of(edges: list[tuple[float, int]], *, shortest_s: float = 0.0) -> list[dict[str, Any]]:
@@ -148,11 +149,6 @@ def thinned_steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for i, row in enumerate(rows)
         if i in ends or i % every == 0 or row["y"] != rows[i - 1]["y"] or row["y"] != rows[i + 1]["y"]
     ]
-
-
-def _words(alt: Any, datasets: Datasets, rows: list[dict[str, Any]], **mark: Any) -> Any:
-    style = {"align": "left", "baseline": "middle", "fontSize": SIZE, "color": INK} | mark
-    return datasets.chart(alt, rows).mark_text(**style).encode(alt.Text("text:N"))
 
 
 # --- tokens against calls -------------------------------------------------------------------------------
@@ -236,7 +232,7 @@ def _guides(alt: Any, datasets: Datasets, most_calls: float, most_tokens: float,
         # at the upper end of the steep one, below the lower half of the other
         part, side = (0.97, {"dx": 10}) if slope > 1 else (0.3, {"dx": 12, "dy": 10})
         at = {"x": end * part, "y": end * part * slope, "text": text}
-        layers.append(_words(alt, datasets, [at], color=QUIET_INK, **side))
+        layers.append(datasets.words(alt, [at], color=QUIET_INK, **side))
     return layers
 
 
@@ -253,7 +249,7 @@ def _line_of(
     return [
         datasets.chart(alt, rows).mark_line(color=colour, strokeWidth=2.6),
         datasets.chart(alt, _every(rows)).mark_circle(color=colour, size=26, opacity=1),
-        _words(alt, datasets, [near | {"text": text}], **style, **place),
+        datasets.words(alt, [near | {"text": text}], **style, **place),
     ]
 
 
@@ -314,12 +310,11 @@ class _Memory:
 
     def row(self, *, last: bool) -> Any:
         alt = self.alt
-        shown = {} if last else {"labels": False, "ticks": False, "domain": False}
         x = alt.X(
             "x:Q",
             title="time since the first request was sent (s)" if last else None,
             scale=alt.Scale(domain=[self.start_s, self.end_s * 1.02], nice=False),
-            axis=alt.Axis(tickCount=10, grid=False, **shown),
+            axis=alt.Axis(tickCount=10, grid=False, **numbers_if(last)),
         )
         low, high = self._domain()
         y = alt.Y(
@@ -358,7 +353,7 @@ class _Memory:
         rule = rule.encode(x=self.alt.value(0), x2=self.alt.value("width"))
         *lower, highest = sorted(lines, key=lambda line: float(line["y"]))
         words = [
-            _words(self.alt, self.datasets, [highest], align="right", dy=-9, dx=-4),
-            _words(self.alt, self.datasets, lower, align="right", dy=11 if near else -9, dx=-4),
+            self.datasets.words(self.alt, [highest], align="right", dy=-9, dx=-4),
+            self.datasets.words(self.alt, lower, align="right", dy=11 if near else -9, dx=-4),
         ]
-        return [rule, *words, _words(self.alt, self.datasets, start, dx=6, dy=13, color=QUIET_INK)]
+        return [rule, *words, self.datasets.words(self.alt, start, dx=6, dy=13, color=QUIET_INK)]

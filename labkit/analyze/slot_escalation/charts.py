@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.analyze.frames import RunFrames, known
 from labkit.analyze.lanes import seconds_text
-from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, colours, finish, nothing_to_draw
+from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, colours, finish, nothing_to_draw, numbers_if
 from labkit.analyze.slot_escalation.scaling import Measured, figure, load_figures
 
 # dark for the largest load: loads have no colour of their own elsewhere
@@ -209,12 +209,11 @@ def _split_panel(
     start_s = min(0.0, *(row["x"] for row in rows))
     labels = list(dict.fromkeys(row["label"] for row in rows))
     places = {row["y"]: row["label"] for row in rows}
-    shown = {} if last else {"labels": False, "ticks": False, "domain": False}
     x = alt.X(
         "x:Q",
         title="time since the first request was sent (s)" if last else None,
         scale=alt.Scale(domain=[start_s, end_s * 1.12], nice=False),
-        axis=alt.Axis(tickCount=12, **shown),
+        axis=alt.Axis(tickCount=12, **numbers_if(last)),
     )
     names = "".join(f"datum.value == {place} ? '{_quoted(label)}' : " for place, label in places.items())
     y = alt.Y(
