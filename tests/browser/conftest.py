@@ -86,7 +86,11 @@ def _write_notebook(path: Path, notebook: str, values: dict[str, Any]) -> None:
         f"params = lab.{model[notebook]}(**{values!r})",
         f'lab.panel("{notebook}", params)',
     ]
-    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells]), path)
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    book = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata={"kernelspec": kernel}
+    )
+    nbformat.write(book, path)
 
 
 def shut_down_kernels(page: Any, address: str) -> None:

@@ -14,9 +14,8 @@ from labkit.engine.key import Secret, api_key
 from labkit.errors import ParameterError
 
 
-def plan(has_chat_template: bool = True, **parameters: Any) -> lab.LoadPlan:
-    facts = SimpleNamespace(has_chat_template=has_chat_template)
-    server = SimpleNamespace(model=SimpleNamespace(facts=facts), require_load_allowed=lambda: None, attached=False)
+def plan(endpoint: str = "chat", **parameters: Any) -> lab.LoadPlan:
+    server = SimpleNamespace(endpoint=endpoint, require_load_allowed=lambda: None, attached=False)
     return asyncio.run(lab.late_arrival_plan(lab.LateArrival(**parameters), server))  # type: ignore[arg-type]
 
 
@@ -39,7 +38,7 @@ def test_the_late_ones_wait_for_a_state_of_a() -> None:
 
 
 def test_a_model_without_a_chat_template_gets_raw_prompts() -> None:
-    assert {request.endpoint for request in plan(has_chat_template=False).requests} == {"completion"}
+    assert {request.endpoint for request in plan(endpoint="completion").requests} == {"completion"}
     assert {request.endpoint for request in plan().requests} == {"chat"}
 
 

@@ -125,7 +125,7 @@ def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path: Path, monkey
 
 def drawn(size: int, texts: list[str] | None = None, **parameters: Any) -> list[lab.RequestPlan]:
     params = lab.SlotEscalation(seed=5, **parameters)
-    server: Any = SimpleNamespace(model=SimpleNamespace(facts=SimpleNamespace(has_chat_template=True)))
+    server: Any = SimpleNamespace(endpoint="chat")
     draw = _Draw(params)
     loads = {s: _requests(s, texts or ["go", "stop"], params, draw, server) for s in params.loads}
     return loads[size]
