@@ -185,6 +185,13 @@ def test_trouble_is_inconclusive(change: dict[str, Any], why: str) -> None:
     assert check(data, "lives").status == "not_tested"
 
 
+def test_a_record_whose_tokens_were_cut_off_frees_no_cells() -> None:
+    data = exhausted_run(together=Arm([200, 200], prompt=120))
+    data.tokens[:] = [row for row in data.tokens if row["arm"] != "together" or row["i"] < 5]
+    data.slots[:] = [row for row in data.slots if row["arm"] != "together" or row["sent_s"] < 0.5]
+    assert check(data, "pool").status == "inconclusive"
+
+
 def test_an_arm_cut_short_a_stranger_a_cold_start_and_another_error_are_inconclusive() -> None:
     cut = exhausted_run()
     del cut.run["arms"]["together"]["load_end_s"]

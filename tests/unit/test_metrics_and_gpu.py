@@ -376,6 +376,23 @@ def test_requests_that_did_not_run_at_once_shared_nothing() -> None:
     assert (found.status, found.why) == ("inconclusive", "no two requests ran at once")
 
 
+def test_a_record_whose_tokens_were_cut_off_refutes_nothing() -> None:
+    data = full()
+    data.tokens[:] = [row for row in data.tokens if row["arm"] != "at_once" or row["i"] <= 17]
+    found = check(data, "shared_steps")
+    assert (found.status, found.why) == ("inconclusive", "the load at_once did not run to its end")
+
+
+def test_tokens_without_text_are_not_taken_for_calls_that_nobody_shared() -> None:
+    data = full()
+    data.tokens[:] = [row for row in data.tokens if row["arm"] != "at_once" or row["i"] % 2]
+    for row in data.requests:
+        row["tokens"] = -(-row["tokens"] // 2)
+    found = check(data, "shared_steps")
+    assert found.status == "inconclusive"
+    assert "tokens came without text" in found.why
+
+
 def test_an_end_that_is_not_known_is_no_open_request() -> None:
     data = full()
     data.requests[0]["end_s"] = None

@@ -220,8 +220,9 @@ def _shared(arm: CounterArm, contrast: Check) -> Outcome:
         return INCONCLUSIVE, observed, "no two requests ran at once", "a larger answer_tokens or n_requests"
     if arm.streamed >= MIN_TOKENS_PER_CALL * (calls.amount + calls.error):
         return SUPPORTED, observed, "a call gives a request one token at most, so calls were shared", ""
-    if arm.streamed > calls.amount:
-        return INCONCLUSIVE, observed, "few calls were shared: too few to say", "a larger answer_tokens or parallel"
+    if max(arm.streamed, arm.timed("predicted_n") or 0) > calls.amount:
+        why = "few calls were shared, or many tokens came without text: too few to say"
+        return INCONCLUSIVE, observed, why, "a larger answer_tokens or parallel"
     if not _ran_together(arm):
         return INCONCLUSIVE, observed, "no two requests ran at once", "a larger answer_tokens or n_requests"
     return REFUTED, observed, "a call for every token, although several requests ran at once", ""
