@@ -6,6 +6,7 @@ is made. A step wants one cell more for each request that decodes (tools/server/
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,8 +51,8 @@ class Moment:
     Args:
         at_s: the first error came (run's clock).
         victims: requests that it ended.
-        spared: requests that decoded before it and went on after it.
-        beside: requests that owned a slot before it, by /slots, and began to decode after it.
+        spared: requests that decoded beside its victims before it and went on after it.
+        beside: requests that went on after it and may have run before it: a late reader can't tell.
         held: cells by request that had been running.
         wanted: cells that the failing step needed in all.
     """
@@ -202,27 +203,31 @@ class ArmCells:
 
     def _moment(self, at_s: float, victims: list[str]) -> Moment:
         others = [label for label in self.rows.requests if label not in victims and self.held(label, at_s)]
-        spared = tuple(label for label in others if self._tokens_after(label, at_s) >= SPARED_TOKENS)
-        beside = tuple(label for label in self.rows.requests if self._beside(label, victims))
+        went_on = [label for label in others if self._tokens_after(label, at_s) >= SPARED_TOKENS]
+        spared = tuple(label for label in went_on if self._side_by_side(label, victims))
+        owners = [label for label in self.rows.requests if self._owned_before(label, victims)]
+        beside = tuple(dict.fromkeys(label for label in [*went_on, *owners] if label not in spared))
         held = {label: self.held(label, self.over_s(label)) for label in victims}
         held |= {label: self.held(label, at_s) for label in spared}
         # a request that decodes wants one cell more; one that was still being read wants its whole prompt
         wanted = sum(cells + 1 if self.rows.times[label] else self.prompts[label] for label, cells in held.items())
         return Moment(at_s, tuple(sorted(victims)), spared, beside, dict(sorted(held.items())), wanted)
 
-    def _beside(self, label: str, victims: list[str]) -> bool:
-        """Whether a request owned a slot while all the victims still decoded, and got its first token later."""
+    def _side_by_side(self, label: str, victims: list[str]) -> bool:
+        """Whether a request decoded while a victim still did, read by read: not just before its error was read."""
+        first_s = min(self.rows.times[label], default=math.inf)
+        reads = [len({at_s for at_s in self.rows.times[victim] if at_s >= first_s}) for victim in victims]
+        return max(reads) >= SPARED_TOKENS
+
+    def _owned_before(self, label: str, victims: list[str]) -> bool:
+        """Whether a request owned a slot, by /slots, while all victims still decoded, and got its first token later."""
         lasts = [self.rows.times[victim][-1] for victim in victims if self.rows.times[victim]]
         times, request = self.rows.times[label], self.rows.requests[label]
         if label in victims or not lasts or not times or times[0] <= max(lasts):
             return False
-        owned = [
-            poll
-            for poll in self.rows.polls
-            if (request["sent_s"] or 0.0) <= poll["sent_s"] and poll["received_s"] <= min(lasts)
-            if any(slot["busy"] and slot["seed"] == request["seed"] for slot in poll["slots"])
-        ]
-        return bool(owned)
+        polls = (poll for poll in self.rows.polls if poll["received_s"] <= min(lasts))
+        since = [poll for poll in polls if (request["sent_s"] or 0.0) <= poll["sent_s"]]
+        return any(slot["busy"] and slot["seed"] == request["seed"] for poll in since for slot in poll["slots"])
 
     def cut_short(self) -> list[str]:
         """Return the answered requests that ended by themselves before their full length."""

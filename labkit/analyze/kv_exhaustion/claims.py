@@ -145,7 +145,7 @@ def _moment_said(arm: ArmCells, moment: Moment) -> Said:
     if moment.spared:
         return REFUTED, observed, f"{names(moment.spared)} ran at that moment and went on", ""
     if moment.beside:
-        why = f"{names(moment.beside)} owned a slot before it, by /slots, and went on after it"
+        why = f"{names(moment.beside)} may have owned a slot before it, and went on after it"
         return INCONCLUSIVE, observed, why, "poll_hz = 50"
     if moment.total > pool + slack:
         return (
