@@ -415,6 +415,14 @@ def test_memory_that_was_sampled_after_the_load_only_was_not_seen_in_it() -> Non
     assert (found.status, found.observed) == ("inconclusive", "0 samples")
 
 
+def test_memory_that_was_not_sampled_to_the_end_of_the_load_may_have_grown_later() -> None:
+    data = full(grows_mib=9.0, gpu_grows_mib=9.0)
+    data.memory[:] = [row for row in data.memory if row["arm"] != "at_once" or row["at_s"] < 2.0]
+    for name in ("resident_memory", "gpu_memory"):
+        found = check(data, name)
+        assert (found.status, found.why[:15]) == ("inconclusive", "the last sample")
+
+
 def test_memory_that_fell_is_not_flat() -> None:
     data = full()
     for row in loaded(data):

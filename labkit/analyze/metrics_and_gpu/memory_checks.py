@@ -27,12 +27,14 @@ class MemoryChange:
         before_bytes: in the last sample before the load.
         least_bytes: the smallest during and right after it. most_bytes: the largest.
         samples: samples during the load.
+        to_its_end: there is a sample after the load too: none stopped in the middle of it.
     """
 
     before_bytes: int
     least_bytes: int
     most_bytes: int
     samples: int
+    to_its_end: bool
 
     @property
     def growth_mib(self) -> float:
@@ -54,7 +56,8 @@ def memory_change(arm: CounterArm, kind: str) -> MemoryChange | None:
     before = [value for at_s, value in known if at_s <= start_s]
     later = [value for at_s, value in known if at_s > start_s]
     during = sum(start_s < at_s <= end_s for at_s, _ in known)
-    return MemoryChange(before[-1], min(later), max(later), during) if before and later else None
+    to_its_end = any(at_s >= end_s for at_s, _ in known)
+    return MemoryChange(before[-1], min(later), max(later), during, to_its_end) if before and later else None
 
 
 def _value(row: dict[str, Any], kind: str, cards: int) -> int | None:
@@ -123,6 +126,8 @@ def _flat(arm: CounterArm, kind: str, limit_mib: float) -> tuple[str, str, str, 
     if (fell_mib := before - change.least_bytes / MIB) > limit_mib:
         why = f"it fell by {fell_mib:,.0f} MiB: what was given back may hide what was taken"
         return INCONCLUSIVE, observed, why, "a machine that nothing else is short of memory on, a GPU of its own"
+    if not change.to_its_end:
+        return INCONCLUSIVE, observed, "the last sample was taken before the load was over", "run it again"
     return SUPPORTED, observed, _meaning(arm, kind, limit_mib), ""
 
 
