@@ -49,6 +49,8 @@ class ArmRows:
         for token in data.tokens:
             if token["arm"] == name and not token["warm_up"] and token["at_s"] is not None:
                 self.times.setdefault(token["label"], []).append(token["at_s"])
+        # every piece of text has a row of its own: fewer mean that the record is cut
+        self.tokens_lost = any(len(self.times[label]) < row["tokens"] for label, row in self.requests.items())
         polls = [row for row in data.slots if row["arm"] == name and row["slots"] is not None]
         self.polls = [row for row in polls if row["received_s"] is not None]
         self.fresh = fresh_progress(self.polls)

@@ -60,7 +60,8 @@ def _folders(params: CompareRuns) -> tuple[list[Path], list[Path]]:
             f"there is no other finished run beside {given[0]} to compare it with",
             hint=f"run {notebook} again, or give both before and after",
         )
-    return (given, others[-1:]) if params.before else (others[-1:], given)
+    partners = others[-len(given) :]
+    return (given, partners) if params.before else (partners, given)
 
 
 def _newest_two(outputs: Path) -> tuple[list[Path], list[Path]]:

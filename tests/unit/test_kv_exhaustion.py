@@ -185,6 +185,13 @@ def test_trouble_is_inconclusive(change: dict[str, Any], why: str) -> None:
     assert check(data, "lives").status == "not_tested"
 
 
+def test_a_record_whose_tokens_were_cut_off_frees_no_cells() -> None:
+    data = exhausted_run(together=Arm([200, 200], prompt=120))
+    data.tokens[:] = [row for row in data.tokens if row["arm"] != "together" or row["i"] < 5]
+    data.slots[:] = [row for row in data.slots if row["arm"] != "together" or row["sent_s"] < 0.5]
+    assert check(data, "pool").status == "inconclusive"
+
+
 def test_an_arm_cut_short_a_stranger_a_cold_start_and_another_error_are_inconclusive() -> None:
     cut = exhausted_run()
     del cut.run["arms"]["together"]["load_end_s"]
@@ -251,10 +258,121 @@ def test_a_remedy_that_failed_is_refuted_and_one_that_was_luck_is_open() -> None
     rows(failed, "larger_pool")["A"] |= {"outcome": "server_error", "error": ERROR}
     assert check(failed, "larger_pool").status == "refuted"
     lucky = exhausted_run()
-    lucky.run["arms"]["larger_pool"]["server"]["effective"]["pool_cells"] = 512
+    lucky.run["arms"]["larger_pool"]["server"]["effective"]["pool_cells"] = 600
     found = check(lucky, "larger_pool")
     assert found.status == "inconclusive"
     assert "luck" in found.why
+
+
+def told(data: RunData, arm: str, **effective: Any) -> RunData:
+    """Return the run with other effective settings in one arm."""
+    data.run["arms"][arm]["server"]["effective"] |= effective
+    return data
+
+
+def test_a_remedy_needs_an_illness() -> None:
+    data = exhausted_run(together=Arm([115, 115], fails=False, one_by_one=True))
+    assert {check(data, name).status for name in ("larger_pool", "fewer_slots", "shorter_input")} == {"not_tested"}
+
+
+@pytest.mark.parametrize(
+    ("name", "arm"),
+    [
+        ("larger_pool", Arm([115, 115], pool=512)),  # the same pool fails again
+        ("larger_pool", Arm([20, 20], pool=768)),  # other requests
+        ("fewer_slots", Arm([115, 115], pool=768)),  # as many slots, a larger pool
+        ("shorter_input", Arm([115, 115], pool=768)),
+        ("shorter_output", Arm([115, 115], pool=768)),
+        ("split_with_room", Arm([115, 115], pool=1024)),  # one pool
+        ("split_with_room", Arm([115, 115], unified=False)),  # no room
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_arm_that_is_not_the_remedy_of_its_name_decides_nothing(name: str, arm: Arm) -> None:
+    assert check(exhausted_run(**{name: arm}), name).status == "inconclusive"
+
+
+@pytest.mark.parametrize("name", ["larger_pool", "one_by_one", "split"])
+def test_answers_that_ended_by_themselves_fill_nothing(name: str) -> None:
+    few = Arm(
+        [3, 3], one_by_one=name == "one_by_one", unified=name != "split", pool=768 if name == "larger_pool" else 512
+    )
+    data = exhausted_run(**{name: few})
+    for row in rows(data, name).values():
+        row |= {"max_tokens": 115, "finish_reason": "stop"}
+    found = check(data, "alone" if name == "one_by_one" else name)
+    assert found.status == "inconclusive"
+    assert "A and B ended before" in found.why
+
+
+def test_a_pool_larger_than_it_says_is_no_proof() -> None:
+    found = check(told(exhausted_run(together=Arm([400, 400], pool=1024)), "together", pool_cells=512), "pool")
+    assert found.status == "inconclusive"
+    assert "its size is not what it says" in found.why
+
+
+@pytest.mark.parametrize("unified", [False, None])
+def test_without_one_pool_there_is_no_shared_pool_to_exhaust(unified: bool | None) -> None:
+    assert check(told(exhausted_run(), "together", kv_unified=unified), "pool").status == "inconclusive"
+
+
+def test_a_request_that_owned_a_slot_and_began_after_the_error_is_not_overlooked() -> None:
+    data = exhausted_run(together=Arm([115, 115], slots=3))
+    Arm([30], labels="C", start_s=9.0).record(data, "together")
+    rows(data, "together")["C"]["sent_s"] = 0.01
+    waiting = {"id": 2, "busy": True, "id_task": 103, "seed": 103, "n_ctx": 512, "n_cells": 41, "n_decoded": 16}
+    for poll in data.slots:
+        if poll["arm"] == "together" and 0.05 < poll["sent_s"] < 9.0:
+            poll["slots"][2:] = [waiting | {"n_prefilled": 26}]
+    found = check(data, "pool")
+    assert found.status == "inconclusive"
+    assert "C may have owned a slot before it" in found.why
+
+
+def test_a_deferred_request_whose_tokens_are_read_before_late_errors_was_not_spared() -> None:
+    # a client that was held up reads C, which got a victim's slot, and only then the errors of A and B
+    data = exhausted_run(together=Arm([115, 115]))
+    error_s = max(row["end_s"] for row in rows(data, "together").values())
+    Arm([30], labels="C", prompt=100, start_s=error_s + 0.01).record(data, "together")
+    stalled_s = rows(data, "together")["C"]["first_token_s"] + 0.15
+    for token in data.tokens:
+        if (token["arm"], token["label"]) == ("together", "C"):
+            token["at_s"] = max(token["at_s"], stalled_s)
+    for label in "AB":
+        rows(data, "together")[label]["end_s"] = stalled_s + 0.001
+    found = check(data, "pool")
+    assert found.status == "inconclusive", found
+    assert "C may have owned a slot before it" in found.why
+
+
+def test_an_answer_whose_last_token_fills_its_box_may_be_called_either() -> None:
+    data = exhausted_run(split=Arm([51, 51], unified=False))
+    assert check(data, "split").status == "supported"
+    for row in rows(data, "split").values():
+        row |= {"outcome": "slot_limit", "truncated": True}
+    assert check(data, "split").status == "supported"
+
+
+def test_a_prompt_that_fits_no_box_says_nothing_of_boxes() -> None:
+    data = told(exhausted_run(), "split", slot_cells=200)
+    for row in rows(data, "split").values():
+        row |= {"outcome": "does_not_fit", "status": 400}
+    assert check(data, "split").status == "inconclusive"
+
+
+def test_ends_that_were_not_seen_are_not_told_apart() -> None:
+    busy = exhausted_run()
+    busy.run["arms"]["split"]["quiet_after_s"] = None
+    assert check(busy, "apart").status == "inconclusive"
+    absent = exhausted_run()
+    absent.run["arms"]["split"] = {"skipped": "split boxes are padded"}
+    absent.requests[:] = [row for row in absent.requests if row["arm"] != "split"]
+    found = check(absent, "apart")
+    assert found.status == "supported"
+    assert found.claim.startswith("two ends are told apart")
+    short = exhausted_run()
+    short.run["arms"]["too_long"]["prompt_tokens"]["A"] = 10
+    assert check(short, "apart").status == "inconclusive"
 
 
 def test_the_three_ends_are_told_apart() -> None:

@@ -351,6 +351,107 @@ def test_metrics_off_has_to_say_so(answer: dict[str, Any] | None, expected: str)
     assert status(data, "metrics_off") == expected
 
 
+# --- records that must not pass for proofs ------------------------------------------------------------
+
+
+def test_more_deferred_than_wait_is_no_agreement() -> None:
+    data = full()
+    for row in data.metrics:
+        row["values"]["requests_deferred"] += 3 if row["values"]["requests_deferred"] else 0
+    assert status(data, "deferred") == "refuted"
+
+
+def test_a_draft_model_takes_the_claim_of_shared_calls_with_it_where_no_contrast_ran() -> None:
+    data = full(attached=True)
+    for row in data.requests:
+        row["timings"] |= {"draft_n": 30, "draft_n_accepted": 20}
+    found = check(data, "shared_steps")
+    assert (found.status, found.why) == ("inconclusive", "a draft model gives a request several tokens a call")
+
+
+def test_requests_that_did_not_run_at_once_shared_nothing() -> None:
+    load = Counted(at_once=False)
+    load.calls = load.calls[::2]
+    found = check(counted(load, None), "shared_steps")
+    assert (found.status, found.why) == ("inconclusive", "no two requests ran at once")
+
+
+def test_a_record_whose_tokens_were_cut_off_refutes_nothing() -> None:
+    data = full()
+    data.tokens[:] = [row for row in data.tokens if row["arm"] != "at_once" or row["i"] <= 17]
+    found = check(data, "shared_steps")
+    assert (found.status, found.why) == ("inconclusive", "the load at_once did not run to its end")
+
+
+def test_tokens_without_text_are_not_taken_for_calls_that_nobody_shared() -> None:
+    data = full()
+    data.tokens[:] = [row for row in data.tokens if row["arm"] != "at_once" or row["i"] % 2]
+    for row in data.requests:
+        row["tokens"] = -(-row["tokens"] // 2)
+    found = check(data, "shared_steps")
+    assert found.status == "inconclusive"
+    assert "tokens came without text" in found.why
+
+
+def test_an_end_that_is_not_known_is_no_open_request() -> None:
+    data = full()
+    data.requests[0]["end_s"] = None
+    assert status(data, "deferred") == "inconclusive"
+    data = full()
+    next(row for row in data.requests if row["arm"] == "one_by_one")["end_s"] = None
+    assert status(data, "one_after_another") == "inconclusive"
+
+
+def loaded(data: RunData) -> list[dict[str, Any]]:
+    return [row for row in data.memory if row["arm"] == "at_once" and row["at_s"] > 1.01]
+
+
+def test_memory_that_was_sampled_after_the_load_only_was_not_seen_in_it() -> None:
+    data = full()
+    end_s = max(row["end_s"] for row in data.requests if row["arm"] == "at_once")
+    for i, row in enumerate(loaded(data)):
+        row["at_s"] = end_s + 0.1 * (i + 1)
+    found = check(data, "resident_memory")
+    assert (found.status, found.observed) == ("inconclusive", "0 samples")
+
+
+def test_memory_that_was_not_sampled_to_the_end_of_the_load_may_have_grown_later() -> None:
+    data = full(grows_mib=9.0, gpu_grows_mib=9.0)
+    data.memory[:] = [row for row in data.memory if row["arm"] != "at_once" or row["at_s"] < 2.0]
+    for name in ("resident_memory", "gpu_memory"):
+        found = check(data, name)
+        assert (found.status, found.why[:15]) == ("inconclusive", "the last sample")
+
+
+def test_memory_that_fell_is_not_flat() -> None:
+    data = full()
+    for row in loaded(data):
+        row["resident_bytes"] -= 500 * 2**20
+    assert "may hide what was taken" in check(data, "resident_memory").why
+    data = full(gpu_grows_mib=1.0, gpu_processes=3)
+    for row in loaded(data):
+        row["gpus"] = [gpu | {"used_bytes": gpu["used_bytes"] - 3000 * 2**20} for gpu in row["gpus"]]
+    assert status(data, "gpu_memory") == "inconclusive"
+
+
+def test_a_gpu_that_can_not_be_read_any_more_does_not_free_memory() -> None:
+    data = full(gpu_grows_mib=1.0)
+    for row in data.memory:
+        row["gpus"] = row["gpus"] * 2
+    assert status(data, "gpu_memory") == "supported"
+    for row in loaded(data):
+        row["gpus"] = row["gpus"][:1]
+    assert status(data, "gpu_memory") == "inconclusive"
+
+
+def test_memory_without_the_kv_cache_says_nothing_of_it() -> None:
+    data = full(gpu_grows_mib=1.0)
+    assert "isn't known" in check(data, "gpu_memory").why
+    data.run["arms"]["at_once"]["server"]["effective"]["kv_devices"] = ["CUDA0"]
+    assert "the KV cache is on CUDA0" in check(data, "resident_memory").why
+    assert "KV is reserved at start" in check(data, "gpu_memory").why
+
+
 # --- parameters and plan --------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from labkit.analyze.rows import RunRows
@@ -49,6 +50,16 @@ class _Record:
         return (self.server.get("build") or {}).get("reported")
 
     @property
+    def other_binary(self) -> str:
+        """The binary that was asked or started, if it isn't the one that was built; else empty."""
+        built, package = (
+            str((self.build or {}).get("binary") or ""),
+            str((self.server.get("build") or {}).get("package") or ""),
+        )
+        seen = [self.engine.get("path"), package.removeprefix("llama-server ")]
+        return next((str(path) for path in seen if path and built.startswith("/") and path != built), "")
+
+    @property
     def devices(self) -> list[str]:
         return list((self.server.get("effective") or {}).get("kv_devices") or [])
 
@@ -72,10 +83,13 @@ def _source(record: _Record) -> Check:
 
 def _git(record: _Record) -> Check:
     head, asked = record.source.get("head"), record.source.get("asked_commit")
-    same = head == asked
+    status, why = SUPPORTED, "git itself names its HEAD"
+    if not head or not asked:
+        status, why = INCONCLUSIVE, "one of the two is not known"
+    elif head != asked:
+        status, why = REFUTED, "another commit was built"
     return Check(
-        "source", "the checkout is the commit asked for", SUPPORTED if same else REFUTED,
-        f"HEAD is {head}", f"{asked}", "git itself names its HEAD" if same else "another commit was built",
+        "source", "the checkout is the commit asked for", status, f"HEAD is {head}", f"{asked}", why,
         numbers={"upstream_head": record.source.get("upstream_head")},
     )  # fmt: skip
 
@@ -111,13 +125,26 @@ def _package(record: _Record) -> Check:
     number = record.engine.get("number")
     named = record.engine.get("package") or record.engine.get("path") or "no engine"
     commit = f"commit {record.engine['commit']}" if record.engine.get("commit") else "commit unknown"
-    known = number is not None
+    known, claim = number is not None, "it can be told which build of llama.cpp this is"
+    serving = _number_in(record.reported)
+    if known and serving and serving != number:
+        observed = f"{named}: b{number}, {commit}; /props says {record.reported}"
+        why = f"{what} and the server contradict each other: what was started is another program"
+        return Check(
+            "source", claim, INCONCLUSIVE, observed, "a build number", why, hint="no wrapper, the binary itself"
+        )
     return Check(
-        "source", "it can be told which build of llama.cpp this is", SUPPORTED if known else INCONCLUSIVE,
+        "source", claim, SUPPORTED if known else INCONCLUSIVE,
         f"{named}: b{number}, {commit}" if known else f"{named}: no build number", "a build number",
         f"{what} tells it" if known else f"{what} does not tell",
         hint="" if known else "an engine of which you know where it is from",
     )  # fmt: skip
+
+
+def _number_in(reported: str | None) -> int:
+    """Return the number in what /props says of a build, b10156-abcdef say; 0 if it tells none."""
+    match = re.match(r"b(\d+)", reported or "")
+    return int(match[1]) if match else 0
 
 
 def _number(record: _Record) -> Check:
@@ -136,6 +163,9 @@ def _number(record: _Record) -> Check:
     observed = f"--version says {by_version}, /props says {record.reported or 'nothing'}"
     if record.reported is None:
         return Check("number", claim, INCONCLUSIVE, observed, expected, "it was not seen serving", hint=_STARTED)
+    if other := record.other_binary:
+        why = f"what was started is {other}, not the binary that was built"
+        return Check("number", claim, INCONCLUSIVE, observed, expected, why, hint="engine = build")
     same = by_version == expected == record.reported
     why = "program and server say the same" if same else "it calls itself something else"
     return Check("number", claim, SUPPORTED if same else REFUTED, observed, expected, why)
@@ -199,7 +229,7 @@ def _answered(record: _Record) -> Check:
         return Check(
             "answered", claim, INCONCLUSIVE, "no request was sent", expected, "nothing was seen", hint=_STARTED
         )
-    row = record.requests[0]
+    row = next((row for row in record.requests if row["outcome"] not in _ANSWERED), record.requests[0])
     observed = f"status {row['status']}, {row['tokens']} tokens, {row['outcome']}"
     if row["outcome"] in _ANSWERED and row["status"] == 200 and row["tokens"]:
         return Check("answered", claim, SUPPORTED, observed, expected, "it did")

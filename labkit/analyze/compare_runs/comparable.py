@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from labkit.analyze.rows import RunRows
 
@@ -155,6 +156,7 @@ def _state(data: RunRows) -> Iterator[str]:
         facts = data.run["arms"][arm]
         if not facts.get("server_alive", True):
             yield f"{arm}: the server {facts.get('server_exit') or 'ended'} in the middle"
+        yield from _unready(data, arm, facts)
         ours = {row["seed"] for row in data.requests if row["arm"] == arm}
         start_s, end_s = facts.get("load_start_s"), facts.get("load_end_s")
         polls = [row for row in data.slots if row["arm"] == arm and row["slots"] is not None]
@@ -162,6 +164,15 @@ def _state(data: RunRows) -> Iterator[str]:
         seeds = {slot["seed"] for poll in during for slot in poll["slots"] if slot["busy"]}
         if seeds - ours - {None}:
             yield f"{arm}: another client used the server"
+
+
+def _unready(data: RunRows, arm: str, facts: dict[str, Any]) -> Iterator[str]:
+    planned = {request["label"] for request in (facts.get("planned") or {}).get("requests") or []}
+    sent = {row["label"] for row in data.requests if row["arm"] == arm and not row["warm_up"]}
+    if facts.get("load_end_s") is None or planned - sent:
+        yield f"{arm}: it did not run to its end"
+    if facts.get("quiet_after_s") is None and any(row["arm"] == arm and row["slots"] is not None for row in data.slots):
+        yield f"{arm}: the server was not idle before the load"
 
 
 # --- of one arm ---------------------------------------------------------------------------------------
@@ -192,8 +203,16 @@ def _primary(data: RunRows, arm: str) -> dict[str, Any]:
         "parallel": first(asked.get("parallel"), effective.get("slots")),
         "kv_unified": first(asked.get("kv_unified"), effective.get("kv_unified")),
         "ctx_size": first(asked.get("ctx_size"), effective.get("pool_cells")),
-        "build": first(_reported(build), build.get("number"), build.get("package")),
+        "build": _build(build),
     }
+
+
+def _build(build: dict[str, Any]) -> Any:
+    """Return what names a build: what it reports; with its path where it has one, since options may differ."""
+    package = build.get("package")
+    named = next((name for name in (_reported(build), build.get("number"), package) if name is not None), None)
+    by_path = str(package or "").startswith("llama-server ")
+    return f"{named}, {package}" if by_path and named != package else named
 
 
 def _reported(build: dict[str, Any]) -> str | None:
@@ -215,7 +234,10 @@ def _of_models(servers: list[dict[str, Any]]) -> Iterator[Difference]:
         words = ["attached" if a else "started by labkit" for a in attached]
         yield Difference("server", words[0], words[1], BLOCKS)
     elif attached[0]:
-        yield Difference("the server's machine", "not known", "not known", NOTE)
+        hosts = [urlsplit(str(server.get("base_url") or "")).hostname or "not known" for server in servers]
+        # behind one name there may be one machine; behind two names there may be two
+        meaning = NOTE if hosts[0] == hosts[1] else BLOCKS
+        yield Difference("the server's machine, not known but for its name", hosts[0], hosts[1], meaning)
 
 
 def _of_settings(servers: list[dict[str, Any]], changed: str) -> Iterator[Difference]:

@@ -79,6 +79,8 @@ class Change:
         loads: how many loads gave a pair.
         requests: how many requests did.
         worst: the request that got worse most, as (name, per cent worse).
+        surely_worse: the request that is worse in load after load, as (label, at least so many per cent);
+            None with fewer than MIN_LOADS loads of each.
     """
 
     metric: Metric
@@ -88,6 +90,7 @@ class Change:
     loads: int
     requests: int
     worst: tuple[str, float]
+    surely_worse: tuple[str, float] | None = None
 
     @property
     def text(self) -> str:
@@ -112,8 +115,8 @@ def pair_table(before: Sequence[RunRows], after: Sequence[RunRows]) -> pd.DataFr
         keys = sorted(both, key=lambda key: (order[key[0]], key[1]))
         rows += [
             {"pair": number, "arm": arm, "label": label}
-            | _figures(sides[0][arm, label], "before")
-            | _figures(sides[1][arm, label], "after")
+            | _figures(sides[0][arm, label], "before", sides[1][arm, label])
+            | _figures(sides[1][arm, label], "after", sides[0][arm, label])
             | {"left_out": _why_not(sides[0][arm, label], sides[1][arm, label])}
             for arm, label in keys
         ]
@@ -124,15 +127,32 @@ def _by_request(data: RunRows) -> dict[tuple[str, str], Any]:
     return {(row.arm, row.label): row for row in RunFrames(data).requests.itertuples()}
 
 
-def _figures(row: Any, side: str) -> dict[str, float | None]:
-    rate = float(row.decode_tokens_per_s) if known(row.decode_tokens_per_s) else None
+def _figures(row: Any, side: str, other: Any) -> dict[str, float | None]:
+    rate = _rate(row, other)
     figures = {
-        "ttft_s": float(row.ttft_s) if known(row.ttft_s) else None,
+        "ttft_s": _above_zero(row.ttft_s),
         "wait_s": float(row.server_wait_s) if known(row.server_wait_s) else None,
         "itl_ms": 1e3 / rate if rate else None,
         "tokens_per_s": rate,
     }
     return {f"{name}_{side}": value for name, value in figures.items()}
+
+
+def _rate(row: Any, other: Any) -> float | None:
+    """Return a decode rate by the server's own count of tokens, where it gave one on both sides.
+
+    A piece of text may hold several tokens, and how many it holds is the client's affair.
+    """
+    if not known(row.decode_tokens_per_s):
+        return None
+    counted = known(row.predicted_n) and known(other.predicted_n)
+    tokens = row.predicted_n if counted else row.tokens
+    return _above_zero((tokens - 1) / row.decode_s)
+
+
+def _above_zero(value: Any) -> float | None:
+    """Return a figure of which a ratio can be made; a record altered by hand may hold others."""
+    return float(value) if known(value) and 0 < value < math.inf else None
 
 
 def _why_not(one: Any, other: Any) -> str:
@@ -174,26 +194,34 @@ def _change(pairs: pd.DataFrame, metric: Metric) -> Change | None:
     there = pairs[percent.notna()].assign(percent=percent[percent.notna()])
     if there.empty:
         return None
-    logarithmic = metric.name != "wait"
-    there["scaled"] = [math.log1p(p / 100) if logarithmic else p / 100 for p in there["percent"]]
-    units = [float(value) for value in there.groupby(["pair", "arm"])["scaled"].mean()]
-    mean, low, high = _interval(units)
     there["worse"] = [metric.worse(float(p)) for p in there["percent"]]
     worst = there.loc[there["worse"].idxmax()]
+    worst_named = f"{worst['label']} in {worst['arm']}", float(worst["worse"])
+    percent, low, high, loads = _over_loads(there, metric)
+    return Change(metric, percent or 0.0, low, high, loads, len(there), worst_named, _surely_worse(there, metric))
+
+
+def _over_loads(there: pd.DataFrame, metric: Metric) -> tuple[float | None, float | None, float | None, int]:
+    """Return the mean change over loads in per cent, its interval, and how many loads there are."""
+    logarithmic = metric.name != "wait"
+    scaled = [math.log1p(p / 100) if logarithmic else p / 100 for p in there["percent"]]
+    units = [float(value) for value in there.assign(scaled=scaled).groupby(["pair", "arm"])["scaled"].mean()]
 
     def percents(value: float | None) -> float | None:
         return None if value is None else 100 * (math.expm1(value) if logarithmic else value)
 
-    name = f"{worst['label']} in {worst['arm']}"
-    return Change(
-        metric,
-        percents(mean) or 0.0,
-        percents(low),
-        percents(high),
-        len(units),
-        len(there),
-        (name, float(worst["worse"])),
-    )
+    mean, low, high = map(percents, _interval(units))
+    return mean, low, high, len(units)
+
+
+def _surely_worse(there: pd.DataFrame, metric: Metric) -> tuple[str, float] | None:
+    """Return the request that a mean over all requests may hide: worse in load after load, and by how much at least."""
+    found = []
+    for label, rows in there.groupby("label"):
+        _, low, high, _ = _over_loads(rows, metric)
+        if low is not None and high is not None:
+            found.append((min(metric.worse(low), metric.worse(high)), str(label)))
+    return (max(found)[1], max(found)[0]) if found else None
 
 
 def _interval(values: list[float]) -> tuple[float, float | None, float | None]:

@@ -6,6 +6,7 @@ is made. A step wants one cell more for each request that decodes (tools/server/
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,7 +51,8 @@ class Moment:
     Args:
         at_s: the first error came (run's clock).
         victims: requests that it ended.
-        spared: requests that decoded before it and went on after it.
+        spared: requests that decoded beside its victims before it and went on after it.
+        beside: requests that went on after it and may have run before it: a late reader can't tell.
         held: cells by request that had been running.
         wanted: cells that the failing step needed in all.
     """
@@ -58,6 +60,7 @@ class Moment:
     at_s: float
     victims: tuple[str, ...]
     spared: tuple[str, ...]
+    beside: tuple[str, ...]
     held: dict[str, int]
     wanted: int
 
@@ -173,7 +176,7 @@ class ArmCells:
     def moments(self) -> list[Moment]:
         """Return when the pool ran out, in order."""
         victims = sorted(
-            (float(request["end_s"] or 0.0), label)
+            (self.over_s(label), label)
             for label, request in self.rows.requests.items()
             if self.ends[label] == EXHAUSTED
         )
@@ -200,12 +203,41 @@ class ArmCells:
 
     def _moment(self, at_s: float, victims: list[str]) -> Moment:
         others = [label for label in self.rows.requests if label not in victims and self.held(label, at_s)]
-        spared = tuple(label for label in others if self._tokens_after(label, at_s) >= SPARED_TOKENS)
+        went_on = [label for label in others if self._tokens_after(label, at_s) >= SPARED_TOKENS]
+        spared = tuple(label for label in went_on if self._side_by_side(label, victims))
+        owners = [label for label in self.rows.requests if self._owned_before(label, victims)]
+        beside = tuple(dict.fromkeys(label for label in [*went_on, *owners] if label not in spared))
         held = {label: self.held(label, self.over_s(label)) for label in victims}
         held |= {label: self.held(label, at_s) for label in spared}
         # a request that decodes wants one cell more; one that was still being read wants its whole prompt
         wanted = sum(cells + 1 if self.rows.times[label] else self.prompts[label] for label, cells in held.items())
-        return Moment(at_s, tuple(sorted(victims)), spared, dict(sorted(held.items())), wanted)
+        return Moment(at_s, tuple(sorted(victims)), spared, beside, dict(sorted(held.items())), wanted)
+
+    def _side_by_side(self, label: str, victims: list[str]) -> bool:
+        """Whether a request decoded while a victim still did, read by read: not just before its error was read."""
+        first_s = min(self.rows.times[label], default=math.inf)
+        reads = [len({at_s for at_s in self.rows.times[victim] if at_s >= first_s}) for victim in victims]
+        return max(reads) >= SPARED_TOKENS
+
+    def _owned_before(self, label: str, victims: list[str]) -> bool:
+        """Whether a request owned a slot, by /slots, while all victims still decoded, and got its first token later."""
+        lasts = [self.rows.times[victim][-1] for victim in victims if self.rows.times[victim]]
+        times, request = self.rows.times[label], self.rows.requests[label]
+        if label in victims or not lasts or not times or times[0] <= max(lasts):
+            return False
+        polls = (poll for poll in self.rows.polls if poll["received_s"] <= min(lasts))
+        since = [poll for poll in polls if (request["sent_s"] or 0.0) <= poll["sent_s"]]
+        return any(slot["busy"] and slot["seed"] == request["seed"] for poll in since for slot in poll["slots"])
+
+    def cut_short(self) -> list[str]:
+        """Return the answered requests that ended by themselves before their full length."""
+        answered = [label for label, end in self.ends.items() if end == ANSWERED]
+        return [label for label in answered if self._made(label) < self.rows.requests[label]["max_tokens"]]
+
+    def _made(self, label: str) -> float:
+        request = self.rows.requests[label]
+        made = timing(request, "predicted_n")
+        return request["tokens"] if made is None else made
 
     def reached(self, label: str) -> int | None:
         """Cells that an answer had filled when it ended, by the server's own counts; None where it gives none."""

@@ -53,7 +53,7 @@ def judge_kv_exhaustion(data: RunRows) -> Verdict:
         OTHER_BATCH: lambda: _batch_check(arms[TOGETHER], arms[OTHER_BATCH]),
         SPLIT: lambda: _split_check(arms[SPLIT]),
         TOO_LONG_ARM: lambda: _apart_check(arms),
-        **{name: partial(_remedy_check, arms[name], claim) for name, claim in REMEDIES.items()},
+        **{name: partial(_remedy_check, arms[TOGETHER], arms[name], claim) for name, claim in REMEDIES.items()},
     }
     checks = [
         _pool_check(arms[TOGETHER], given=given),
@@ -116,6 +116,13 @@ def _pool_expected(arm: ArmCells) -> str:
 
 
 def _pool_said(arm: ArmCells, *, given: bool) -> Said:
+    if arm.unified is not True:
+        return (
+            INCONCLUSIVE,
+            ended_text(arm),
+            "the server does not say that its slots share one pool",
+            "kv_unified = True",
+        )
     moments = arm.moments()
     answers = [_moment_said(arm, moment) for moment in moments] or [_no_moment_said(arm, given=given)]
     for status in (REFUTED, INCONCLUSIVE):
@@ -137,6 +144,16 @@ def _moment_said(arm: ArmCells, moment: Moment) -> Said:
         observed += f"; answered: {names(others)}"
     if moment.spared:
         return REFUTED, observed, f"{names(moment.spared)} ran at that moment and went on", ""
+    if moment.beside:
+        why = f"{names(moment.beside)} may have owned a slot before it, and went on after it"
+        return INCONCLUSIVE, observed, why, "poll_hz = 50"
+    if moment.total > pool + slack:
+        return (
+            INCONCLUSIVE,
+            observed,
+            "they held more than the pool is said to have: its size is not what it says",
+            AGAIN,
+        )
     if moment.wanted > pool - slack:
         each = max(arm.wants(label) for label in moment.victims)
         why = f"no request was too long: the largest wants {each:,} cells in all, and a slot may use {arm.slot_cells:,}"
@@ -205,30 +222,54 @@ def _alone_check(arm: ArmCells) -> Check:
     expected = "one in flight at a time, all answered in full"
     said = trouble(arm)
     if not said:
-        spans = [(r["sent_s"], r["end_s"]) for r in arm.rows.requests.values() if r["sent_s"] is not None]
+        spans = [(r["sent_s"], r["end_s"]) for r in arm.rows.requests.values() if None not in (r["sent_s"], r["end_s"])]
         if (at_once := max_overlap(spans)) > 1:
             said = INCONCLUSIVE, ended_text(arm), f"{at_once} requests were in flight at once", AGAIN
     return _check("alone", claim, said or _passed(arm), expected)
 
 
-def _remedy_check(arm: ArmCells, claim: str) -> Check:
+def _remedy_check(together: ArmCells, arm: ArmCells, claim: str) -> Check:
     said = trouble(arm)
-    if not said and arm.unified and arm.pool and arm.worst > arm.pool and EXHAUSTED not in arm.ends.values():
-        why = f"at full length at once they would want {arm.worst:,} of {arm.pool:,} cells: passing was luck"
-        said = INCONCLUSIVE, ended_text(arm), why, AGAIN
-    return _check(arm.name, claim, said or _passed(arm), "all answered in full")
+    if not said and (trouble(together) or not together.moments()):
+        said = NOT_TESTED, ended_text(arm), "nothing was surely exhausted without it: there is nothing to remedy", ""
+    return _check(arm.name, claim, said or _not_it(together, arm) or _passed(arm), "all answered in full")
+
+
+def _not_it(together: ArmCells, arm: ArmCells) -> Said | None:
+    """Return why an arm isn't the remedy that it is named after, or None: what it has must be enough by the lengths."""
+    lengths = [
+        {label: (one.prompts[label], int(row["max_tokens"])) for label, row in one.rows.requests.items()}
+        for one in (together, arm)
+    ]
+    both = zip(*(side.values() for side in lengths), strict=False)
+    part = {"shorter_input": 0, "shorter_output": 1}.get(arm.name)
+    is_it = {
+        "larger_pool": (arm.pool or 0) > (together.pool or 0),
+        "fewer_slots": arm.slots < together.slots and arm.pool == together.pool,
+        "split_with_room": arm.unified is False,
+    }.get(arm.name, all(new[part or 0] < old[part or 0] for old, new in both))
+    if not is_it or (part is None and lengths[0] != lengths[1]):
+        return INCONCLUSIVE, ended_text(arm), f"it is not {arm.title!r} of the same requests, by the record", AGAIN
+    longest = max(map(arm.wants, arm.rows.requests))
+    for limit, most, applies in (
+        (arm.pool, arm.worst, arm.unified is not False),
+        (arm.slot_cells, longest, not arm.unified),
+    ):
+        if applies and most > (limit or 0):
+            luck = "passing was luck" if set(arm.ends.values()) == {ANSWERED} else "that is not enough"
+            why = f"at full length they would want {most:,} of {limit:,} cells: {luck}"
+            return INCONCLUSIVE, ended_text(arm), why, AGAIN
+    return None
 
 
 def _passed(arm: ArmCells) -> Said:
-    if set(arm.ends.values()) == {ANSWERED}:
-        peak, limit = arm.peak()[0], f"{arm.pool:,}" if arm.unified else f"{arm.slots} boxes of {arm.slot_cells:,}"
-        return (
-            SUPPORTED,
-            f"{ended_text(arm)}; at most {peak:,} live cells, {limit} there",
-            "every answer came in full",
-            "",
-        )
-    return REFUTED, ended_text(arm), "not every answer came in full", ""
+    if set(arm.ends.values()) != {ANSWERED}:
+        return REFUTED, ended_text(arm), "not every answer came in full", ""
+    if short := arm.cut_short():
+        return INCONCLUSIVE, ended_text(arm), f"{names(short)} ended before the full length: cells stayed unused", AGAIN
+    limit = f"{arm.pool:,}" if arm.unified else f"{arm.slots} boxes of {arm.slot_cells:,}"
+    observed = f"{ended_text(arm)}; at most {arm.peak()[0]:,} live cells, {limit} there"
+    return SUPPORTED, observed, "every answer came in full", ""
 
 
 def _batch_check(one: ArmCells, other: ArmCells) -> Check:
@@ -292,9 +333,14 @@ def _split_said(arm: ArmCells) -> Said:
         return INCONCLUSIVE, observed, "the server did not split its KV cache", "parallel = 2"
     if EXHAUSTED in arm.ends.values():
         return REFUTED, observed, "a box of its own did not keep the pool's end away", ""
+    if tight := [label for label, prompt in arm.prompts.items() if prompt >= cells]:
+        return INCONCLUSIVE, observed, f"the prompt of {names(tight)} fits no box", "shorter prompts"
+    if early := [label for label in arm.cut_short() if (reached[label] or 0) < cells - 1]:
+        return INCONCLUSIVE, observed, f"{names(early)} ended before the box was full", AGAIN
     for label, end in arm.ends.items():
         fits = arm.wants(label) <= cells
-        if end != (ANSWERED if fits else SLOT_LIMIT):
+        # an answer whose last token fills the box may be called either
+        if end != (ANSWERED if fits else SLOT_LIMIT) and not (arm.wants(label) == cells and end == SLOT_LIMIT):
             return REFUTED, observed, f"{label} wants {arm.wants(label):,} cells of {cells:,} and was {ENDS[end]}", ""
         if not fits and abs((reached[label] or 0) - cells) > 1:
             return INCONCLUSIVE, observed, f"{label} stopped at {reached[label]} of {cells:,} cells", AGAIN
@@ -302,22 +348,29 @@ def _split_said(arm: ArmCells) -> Said:
 
 
 def _apart_check(arms: dict[str, ArmCells]) -> Check:
-    claim = "three ends are told apart: does not fit (400), slot's limit (200, length), pool exhausted (an error)"
-    arm = arms[TOO_LONG_ARM]
-    said = trouble(arm) or _apart_said(arms)
+    ends = ["does not fit (400)", "slot's limit (200, length)", "pool exhausted (an error)"]
+    if not arms[SPLIT].ran:
+        del ends[1]  # the arm that shows it was left out, with its reason
+    claim = f"{'three' if len(ends) > 2 else 'two'} ends are told apart: {', '.join(ends)}"
+    said = trouble(arms[TOO_LONG_ARM]) or _apart_said(arms)
     return _check("apart", claim, said, "a prompt longer than a slot is refused with 400 and its own error type")
 
 
 def _apart_said(arms: dict[str, ArmCells]) -> Said:
-    request = next(iter(arms[TOO_LONG_ARM].rows.requests.values()))
+    arm = arms[TOO_LONG_ARM]
+    request = next(iter(arm.rows.requests.values()))
     seen = {ends: name for name, arm in arms.items() for ends in arm.ends.values() if not trouble(arm)}
     observed = f"prompt longer than a slot: status {request['status']}, {ending_text(request)}" + "".join(
         f"; {ENDS[end]}: seen in {arms[seen[end]].title!r}" for end in (SLOT_LIMIT, EXHAUSTED) if end in seen
     )
-    if arms[TOO_LONG_ARM].ends[request["label"]] != TOO_LONG or request["status"] != 400:
+    if arm.prompts[request["label"]] < (arm.slot_cells or 0):
+        return INCONCLUSIVE, observed, "the prompt was not longer than a slot", AGAIN
+    if arm.ends[request["label"]] != TOO_LONG or request["status"] != 400:
         return REFUTED, observed, "it was not refused as too long", ""
     if EXHAUSTED not in seen:
         return INCONCLUSIVE, observed, "no pool was exhausted in this run, to compare it with", AGAIN
+    if arms[SPLIT].ran and SLOT_LIMIT not in seen:
+        return INCONCLUSIVE, observed, "no answer surely stopped at its slot's limit, to compare it with", AGAIN
     return SUPPORTED, observed, "each has a status and a text of its own", ""
 
 

@@ -27,7 +27,8 @@ def trouble(arm: ArmCells) -> Said | None:
 
 def _incomplete(arm: ArmCells) -> tuple[str, str]:
     planned = (arm.rows.facts.get("planned") or {}).get("requests") or []
-    if not arm.ran or "load_end_s" not in arm.rows.facts or len(arm.rows.requests) < len(planned):
+    cut = "load_end_s" not in arm.rows.facts or arm.rows.tokens_lost
+    if not arm.ran or cut or len(arm.rows.requests) < len(planned):
         return f"the arm {arm.title!r} did not run to its end", AGAIN
     if not arm.rows.facts.get("server_alive", True):
         how = arm.rows.facts.get("server_exit") or "ended"

@@ -15,7 +15,7 @@ from labkit.analyze.metrics_and_gpu.counters import Growth, counting_rules
 from labkit.analyze.metrics_and_gpu.memory_checks import gpu_check, resident_check
 from labkit.analyze.metrics_and_gpu.view import AT_ONCE, METRICS_OFF, ONE_BY_ONE, CounterArm, QuietScrape
 from labkit.analyze.readings import max_overlap
-from labkit.analyze.rows import RunRows
+from labkit.analyze.rows import RunRows, timing
 from labkit.analyze.verdict import INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED, Check, Verdict
 
 # so many samples must speak before a claim on samples is made, or denied
@@ -112,7 +112,7 @@ def _deferred(arm: CounterArm) -> Outcome:
     beyond = [scrape for scrape in scrapes if scrape.open_requests > arm.slots]
     counted = sum(bool(scrape.deferred) for scrape in beyond)
     exact = sum(scrape.deferred == scrape.open_requests - arm.slots for scrape in beyond)
-    wrong = [scrape for scrape in scrapes if (scrape.open_requests > arm.slots) != bool(scrape.deferred)]
+    wrong = [scrape for scrape in scrapes if not _may_be(scrape, arm.slots)]
     observed = (
         f"above 0 in {counted} of {len(beyond)} such scrapes, exactly the requests beyond the slots in {exact}; at"
         f" most {max(arm.said('requests_deferred'), default=0):.0f}"
@@ -125,6 +125,12 @@ def _deferred(arm: CounterArm) -> Outcome:
     if exact < len(beyond):
         return SUPPORTED, observed, "the server counts a queue; some requests waited before it, in the HTTP layer", ""
     return SUPPORTED, observed, "the streams and the server count the same queue", ""
+
+
+def _may_be(scrape: QuietScrape, slots: int) -> bool:
+    """Whether this many may be deferred: some if any request is beyond the slots, and no more than these."""
+    beyond = max(0, scrape.open_requests - slots)
+    return bool(scrape.deferred) == bool(beyond) and (scrape.deferred or 0) <= beyond
 
 
 def _deferred_wrong(arm: CounterArm, wrong: list[QuietScrape], observed: str) -> Outcome:
@@ -208,10 +214,15 @@ def _shared(arm: CounterArm, contrast: Check) -> Outcome:
         return INCONCLUSIVE, observed, "with one slot nothing can share a step", "parallel = 2"
     if contrast.status == REFUTED:
         return INCONCLUSIVE, observed, f"calls can't be read as steps here: {contrast.why}", contrast.hint
+    if any(timing(row, "draft_n") for row in arm.requests):
+        return INCONCLUSIVE, observed, "a draft model gives a request several tokens a call", "a server without one"
+    if arm.streamed > calls.amount and not _ran_together(arm):
+        return INCONCLUSIVE, observed, "no two requests ran at once", "a larger answer_tokens or n_requests"
     if arm.streamed >= MIN_TOKENS_PER_CALL * (calls.amount + calls.error):
         return SUPPORTED, observed, "a call gives a request one token at most, so calls were shared", ""
-    if arm.streamed > calls.amount:
-        return INCONCLUSIVE, observed, "few calls were shared: too few to say", "a larger answer_tokens or parallel"
+    if max(arm.streamed, arm.timed("predicted_n") or 0) > calls.amount:
+        why = "few calls were shared, or many tokens came without text: too few to say"
+        return INCONCLUSIVE, observed, why, "a larger answer_tokens or parallel"
     if not _ran_together(arm):
         return INCONCLUSIVE, observed, "no two requests ran at once", "a larger answer_tokens or n_requests"
     return REFUTED, observed, "a call for every token, although several requests ran at once", ""
@@ -241,7 +252,7 @@ def _no_contrast(load: CounterArm, *, asked: bool) -> Outcome | None:
 
 
 def _contrast(arm: CounterArm) -> Outcome:
-    spans = [(row["sent_s"], row["end_s"]) for row in arm.requests]
+    spans = [(row["sent_s"], row["end_s"]) for row in arm.requests if None not in (row["sent_s"], row["end_s"])]
     if (at_once := max_overlap(spans)) > 1:
         return INCONCLUSIVE, f"{at_once} requests in flight at once", "they were not sent one after another", ""
     calls, tokens = arm.grown("n_decode_total"), arm.timed("predicted_n")
@@ -289,6 +300,6 @@ def _off(load: CounterArm, answer: dict[str, Any] | None) -> Outcome:
     observed = f"{answer['status']}: {answer['said']}"
     if answer["status"] is None:
         return INCONCLUSIVE, observed, "there was no answer", "run it again"
-    if answer["status"] == 501 and "`--metrics`" in answer["said"]:
+    if answer["status"] == 501 and "`--metrics`" in str(answer["said"]):
         return SUPPORTED, observed, "off is told apart from no data", ""
     return REFUTED, observed, "it answers something else", ""

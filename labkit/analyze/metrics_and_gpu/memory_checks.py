@@ -25,13 +25,16 @@ class MemoryChange:
 
     Args:
         before_bytes: in the last sample before the load.
-        most_bytes: the largest during and right after it.
-        samples: samples from the load's start on.
+        least_bytes: the smallest during and right after it. most_bytes: the largest.
+        samples: samples during the load.
+        to_its_end: there is a sample after the load too: none stopped in the middle of it.
     """
 
     before_bytes: int
+    least_bytes: int
     most_bytes: int
     samples: int
+    to_its_end: bool
 
     @property
     def growth_mib(self) -> float:
@@ -46,17 +49,21 @@ def memory_change(arm: CounterArm, kind: str) -> MemoryChange | None:
         arm: the arm.
         kind: "resident_bytes", or "gpu_used_bytes": all GPUs together.
     """
-    start_s = (arm.span_s or (0.0,))[0]
-    samples = [(row["at_s"], _value(row, kind)) for row in arm.memory]
+    start_s, end_s = arm.span_s or (0.0, 0.0)
+    cards = max((len(row["gpus"]) for row in arm.memory), default=0)
+    samples = [(row["at_s"], _value(row, kind, cards)) for row in arm.memory]
     known = [(at_s, value) for at_s, value in samples if value is not None]
     before = [value for at_s, value in known if at_s <= start_s]
     later = [value for at_s, value in known if at_s > start_s]
-    return MemoryChange(before[-1], max(later), len(later)) if before and later else None
+    during = sum(start_s < at_s <= end_s for at_s, _ in known)
+    to_its_end = any(at_s >= end_s for at_s, _ in known)
+    return MemoryChange(before[-1], min(later), max(later), during, to_its_end) if before and later else None
 
 
-def _value(row: dict[str, Any], kind: str) -> int | None:
+def _value(row: dict[str, Any], kind: str, cards: int) -> int | None:
     used = [row[kind]] if kind == "resident_bytes" else [gpu["used_bytes"] for gpu in row["gpus"]]
-    return sum(int(value) for value in used) if used and None not in used else None
+    there = kind == "resident_bytes" or len(used) == cards  # a card that is missing once would seem to free memory
+    return sum(int(value) for value in used) if used and there and None not in used else None
 
 
 def tolerance_mib(run: dict[str, Any]) -> float:
@@ -116,11 +123,21 @@ def _flat(arm: CounterArm, kind: str, limit_mib: float) -> tuple[str, str, str, 
     observed = f"{before:,.0f} MiB before the load, {change.growth_mib:+.1f} MiB at most, {change.samples} samples"
     if change.growth_mib > limit_mib:
         return REFUTED, observed, "it grew by more than the tolerance", ""
-    return SUPPORTED, observed, _meaning(arm, limit_mib), ""
+    if (fell_mib := before - change.least_bytes / MIB) > limit_mib:
+        why = f"it fell by {fell_mib:,.0f} MiB: what was given back may hide what was taken"
+        return INCONCLUSIVE, observed, why, "a machine that nothing else is short of memory on, a GPU of its own"
+    if not change.to_its_end:
+        return INCONCLUSIVE, observed, "the last sample was taken before the load was over", "run it again"
+    return SUPPORTED, observed, _meaning(arm, kind, limit_mib), ""
 
 
-def _meaning(arm: CounterArm, limit_mib: float) -> str:
+def _meaning(arm: CounterArm, kind: str, limit_mib: float) -> str:
     cells = cells_mib(arm)
+    devices = [str(device) for device in arm.rows.effective.get("kv_devices") or []]
+    if not devices and any(row["gpus"] for row in arm.memory):
+        return "it is flat; whether the KV cache is there isn't known, so that says nothing about it"
+    if kind == "resident_bytes" and not all(device.startswith("CPU") for device in devices):
+        return f"it is flat; the KV cache is on {', '.join(devices)}, so that says nothing about it"
     if cells is None:
         return "it is flat; what the load's KV cells take is not known, so that says nothing about them"
     if cells <= limit_mib:

@@ -186,7 +186,8 @@ class CounterArm:
         if not self.facts.get("server_alive", True):
             how = self.facts.get("server_exit") or "ended"
             return f"the server {how} in the middle of the run", f"run it again; its log is server-{self.name}.log"
-        if not ran or len(self.requests) < planned:
+        ended = all(None not in (row["sent_s"], row["end_s"]) for row in self.requests if row["outcome"] in DONE)
+        if not ran or not ended or self.rows.tokens_lost or len(self.requests) < planned:
             return f"the load {self.name} did not run to its end", "run it again; the run folder says how far it came"
         return None
 
