@@ -143,16 +143,28 @@ class NotebookPage:
 
     def run_all(self, limit_ms: int = CELLS_LIMIT_MS) -> None:
         """Run all cells and wait until the last one has run."""
-        self.page.get_by_role("menuitem", name="Run", exact=True).click()
-        self.page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
-        last = self.page.locator(".jp-CodeCell .jp-InputPrompt").last
+        prompts = self.page.locator(".jp-CodeCell .jp-InputPrompt")
+        self._start_cells(prompts)
         for _ in range(limit_ms // 500):
-            if re.fullmatch(r"\[\d+\]:", (last.text_content() or "").strip()):
-                return
-            if self.errors():
+            if re.fullmatch(r"\[\d+\]:", prompts.last.text_content().strip()) or self.errors():
                 return
             self.page.wait_for_timeout(500)
         raise AssertionError(f"the last cell has not run after {limit_ms / 1000:.0f} s")
+
+    def _start_cells(self, prompts: Any) -> None:
+        # what is run in the moment in which JupyterLab connects to its first kernel is lost without a word,
+        # or it asks which kernel to take
+        for _ in range(6):
+            dialog = self.page.locator(".jp-Dialog button.jp-mod-accept")
+            if dialog.count():
+                dialog.click()
+                self.page.wait_for_timeout(2000)
+            self.page.get_by_role("menuitem", name="Run", exact=True).click()
+            self.page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+            self.page.wait_for_timeout(2000)
+            if any(text.strip() != "[ ]:" for text in prompts.all_text_contents()):
+                return
+        raise AssertionError("Run All Cells starts nothing")
 
     def errors(self) -> list[str]:
         """Return what cells have put out as errors."""
