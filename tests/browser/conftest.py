@@ -67,7 +67,7 @@ def open_panel(page: Any, lab_folder: Path, lab_address: str, tmp_path: Path) ->
     def opened(notebook: str = "03_late_arrival", **parameters: Any) -> NotebookPage:
         name = f"panel_{tmp_path.name}"
         values = {"model": "toy", "outputs": str(tmp_path), "interactive": True} | parameters
-        _write_notebook(lab_folder / "notebooks" / f"{name}.ipynb", notebook, values)
+        write_notebook(lab_folder / "notebooks" / f"{name}.ipynb", notebook, values)
         found = NotebookPage(page, lab_address, name)
         found.run_all()
         assert found.errors() == []
@@ -79,7 +79,14 @@ def open_panel(page: Any, lab_folder: Path, lab_address: str, tmp_path: Path) ->
     assert engines() == []
 
 
-def _write_notebook(path: Path, notebook: str, values: dict[str, Any]) -> None:
+def write_notebook(path: Path, notebook: str, values: dict[str, Any]) -> None:
+    """Write a notebook that has one panel and nothing else.
+
+    Args:
+        path: where to.
+        notebook: whose panel.
+        values: its parameters.
+    """
     model = {"03_late_arrival": "LateArrival", "05_kv_exhaustion": "KvExhaustion", "02_kv_unified_vs_split": "KvModes"}
     cells = [
         "import labkit as lab",

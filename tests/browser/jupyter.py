@@ -171,6 +171,13 @@ class NotebookPage:
         found = self.page.locator('.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.error"]')
         return [str(text) for text in found.all_text_contents()]
 
+    def pictures(self) -> int:
+        """Return how many pictures of cells are there and drawn."""
+        script = (
+            "() => [...document.querySelectorAll('.jp-RenderedImage img')].filter((i) => i.naturalWidth > 99).length"
+        )
+        return int(self.page.evaluate(script))
+
     @property
     def panel(self) -> Any:
         """The panel's element."""

@@ -22,9 +22,11 @@ def recorded(tmp_path: Path, hands: Hands, **parameters: object) -> RunData:
 
     async def scenario() -> Path:
         run = lab.open_run("03_late_arrival", params, outputs=str(tmp_path))
-        async with lab.open_server(params.server(), log_path=run.log_path("treatment"), **params.limits()) as server:
-            async with by_hand(server, run=run, arm="treatment", sampling=params.sampling(), seed=1) as hand:
-                await hands(hand, run)
+        async with (
+            lab.open_server(params.server(), log_path=run.log_path("treatment"), **params.limits()) as server,
+            by_hand(server, run=run, arm="treatment", sampling=params.sampling(), seed=1) as hand,
+        ):
+            await hands(hand, run)
         run.close()
         return run.folder
 
@@ -33,7 +35,7 @@ def recorded(tmp_path: Path, hands: Hands, **parameters: object) -> RunData:
 
 async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while not true():  # noqa: ASYNC110
+        while not true():
             await asyncio.sleep(0.01)
 
 

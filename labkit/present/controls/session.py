@@ -22,6 +22,7 @@ from labkit.settings import SampleSettings, ServerSettings, Setting
 OFF, STARTING, READY, MEASURING, STOPPING = "off", "starting", "ready", "measuring", "stopping"
 FRAMES_PER_S = 12.0
 FIRST_LEASE_S = 60.0  # for a page that is still being drawn
+NEXT_LEASE_S = 10.0  # for one that renews its lease every 5 s
 LOG_TAIL_LINES = 12
 GONE = "stopped: no page has shown this panel for a while"
 
@@ -55,7 +56,7 @@ class Session:
         self.trouble, self.log_tail = "", ""
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
-        self._lease_until_s = 0.0
+        self._lease_until_s: float | None = None  # no page has shown it yet
 
     # --- what a person does ---------------------------------------------------------------------------
 
@@ -107,7 +108,8 @@ class Session:
             return False
         self.lines, self.trouble, self.log_tail = [], "", ""
         self._stop.clear()
-        self.lease(FIRST_LEASE_S)
+        first_s = FIRST_LEASE_S if self._lease_until_s is None else NEXT_LEASE_S
+        self._lease_until_s = max(self._lease_until_s or 0.0, time.monotonic() + first_s)
         self._set(state)
         self._task = asyncio.get_running_loop().create_task(self._guarded(params, work))
         return True
@@ -176,7 +178,7 @@ class Session:
         while True:
             await asyncio.sleep(1.0 / FRAMES_PER_S)
             self._show(self.live.frame(self._now_s()), self.state in (READY, MEASURING))
-            if time.monotonic() > self._lease_until_s and self.state != STOPPING:
+            if time.monotonic() > (self._lease_until_s or 0.0) and self.state != STOPPING:
                 self.say(GONE)
                 self.stop()
 
