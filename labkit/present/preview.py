@@ -41,24 +41,24 @@ def preview(params: Setting) -> None:
     table(choices_table(choices(settings, asdict(model.facts)), preview_command(settings, str(model.path))))
 
 
-def preview_html(settings: ServerSettings, model: ModelFile) -> str:
+def preview_html(settings: ServerSettings, model: ModelFile | None) -> str:
     """Return the same as HTML for a panel.
 
     Args:
         settings: of the server.
-        model: its file and header facts.
+        model: its file and header facts; None: they are known when it has been fetched.
 
     Raises:
         EngineError: extra_args sets a flag that a parameter is for, or there is no build yet.
     """
-    found = choices(settings, asdict(model.facts))
+    found = choices(settings, asdict(model.facts) if model else {})
     facts = {
         "slots": str(found.context.slots),
         "KV cells in all": f"{found.context.pool_cells:,}",
         "KV cells a slot may use": f"{found.context.slot_cells:,}",
         "KV memory": kv_text(found.kv),
     }
-    command = preview_command(settings, str(model.path or settings.model))
+    command = preview_command(settings, str((model and model.path) or settings.model))
     shown = "".join(f"<div><span>{html.escape(k)}</span><b>{html.escape(v)}</b></div>" for k, v in facts.items())
     mind = "".join(f'<div class="labkit-warning">{html.escape(text)}</div>' for text in found.warnings)
     return (

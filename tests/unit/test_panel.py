@@ -72,6 +72,14 @@ def test_a_turned_knob_changes_command_cells_bytes_and_warnings() -> None:
     assert made.values().parallel == 4  # type: ignore[attr-defined]
 
 
+def test_a_model_on_a_hub_is_not_fetched_by_a_knob(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = panel()
+    monkeypatch.setattr(panels, "resolve_model", lambda *_, **__: pytest.fail("fetched"))
+    turn(made, model="hf:org/repo/file.gguf")
+    assert "--model hf:org/repo/file.gguf" in made.preview.value
+    assert "not predicted" in made.preview.value
+
+
 def test_auto_is_a_box_beside_the_slider() -> None:
     made = panel()
     made.server_knobs._parts["parallel"].auto.value = True

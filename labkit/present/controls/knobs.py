@@ -11,8 +11,8 @@ import ipywidgets as widgets
 
 from labkit.settings import Setting
 
-_STYLE = {"description_width": "136px"}
-_LAYOUT = {"width": "auto", "max_width": "460px"}
+_STYLE = {"description_width": "126px"}
+_LAYOUT = {"width": "auto", "max_width": "420px"}
 
 
 @dataclass(frozen=True)

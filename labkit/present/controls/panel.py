@@ -10,6 +10,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from labkit.engine.hub import PREFIX as HUB
 from labkit.engine.models import ModelFile, resolve_model
 from labkit.errors import LabError, ParameterError
 from labkit.measure.record import Run, outputs_folder
@@ -53,7 +54,7 @@ class Panel:
         self._models: dict[str, ModelFile] = {}
         self._last: Setting | None = None
         self._make_parts()
-        self.widget = widgets.VBox(self._sections())
+        self.widget = widgets.VBox([self._columns(), self.result, self.command])
         self.widget.add_class("labkit-panel")
         self._turned()
         self._changed()
@@ -98,22 +99,24 @@ class Panel:
         except Exception as error:
             self.session.fail(unexpected(error))
 
-    def _sections(self) -> list[Any]:
+    def _columns(self) -> Any:
+        """Return the controls and the moving picture: side by side where there is room."""
+        status = _row(self.stop, self.state)
+        controls = [self.server_knobs.widget, self.preview, self._tabs()] if self.has_server else [self._own()]
+        columns = widgets.Box([widgets.VBox([*controls, status, self.log]), widgets.VBox([self.stage])])
+        columns.add_class("labkit-columns")
+        return columns
+
+    def _own(self) -> Any:
         field = self.experiment.model.model_fields[self.experiment.guess]
         ask = (field.description or "").removeprefix("your prediction: ")
         predict = widgets.HTML(f"<b>Predict first:</b> {html.escape(ask)}")
-        experiment = widgets.VBox([self.own_knobs.widget, _row(predict, self.guess, self.go)])
-        results = [self.state, self.log, self.stage, self.result, self.command]
-        if not self.has_server:
-            return [experiment, *results]
-        by_hand = widgets.VBox(
-            [
-                _row(self.long_tokens, self.short_tokens, self.filler, self.question),
-                _row(self.start, self.send_long, self.send_short, self.send_four, self.running, self.cancel),
-            ]
-        )
-        tabs = widgets.Tab([experiment, by_hand], titles=["Run the experiment", "Send requests by hand"])
-        return [self.server_knobs.widget, self.preview, tabs, _row(self.stop, self.state), self.log, *results[2:]]
+        return widgets.VBox([self.own_knobs.widget, _row(predict, self.guess, self.go)])
+
+    def _tabs(self) -> Any:
+        send = (self.start, self.send_long, self.send_short, self.send_four, self.running, self.cancel)
+        by_hand = widgets.VBox([_row(self.long_tokens, self.short_tokens, self.filler, self.question), _row(*send)])
+        return widgets.Tab([self._own(), by_hand], titles=["Run the experiment", "Send requests by hand"])
 
     # --- what the knobs say -----------------------------------------------------------------------------
 
@@ -147,13 +150,14 @@ class Panel:
             return
         try:
             settings = self.server_settings()
-            model = self._model(settings.model)
-            self.preview.value = preview_html(settings, model)
-        except LabError as error:
-            self.preview.value = f'<div class="labkit-preview labkit-error">{html.escape(str(error))}</div>'
+            self.preview.value = preview_html(settings, self._model(settings.model))
+        except Exception as error:  # a callback's error would be lost in the kernel's log
+            text = str(error) if isinstance(error, LabError) else unexpected(error)
+            self.preview.value = f'<div class="labkit-preview labkit-error">{html.escape(text)}</div>'
 
-    def _model(self, name: str) -> ModelFile:
-        # a knob that moves must not fetch anything: the notebook's cells have done that
+    def _model(self, name: str) -> ModelFile | None:
+        if name.startswith(HUB):  # a knob that is turned must not fetch anything
+            return None
         if name not in self._models:
             self._models[name] = resolve_model(name, say=lambda _: None)
         return self._models[name]
