@@ -12,7 +12,7 @@ from labkit.engine.server import Server
 from labkit.errors import LabError
 from labkit.measure.experiment import Arm, planned
 from labkit.measure.late_arrival import A_PROMPT, LATE_PROMPT, lengthened
-from labkit.measure.load import prompt_tokens
+from labkit.measure.load import check_allowed, prompt_tokens
 from labkit.measure.record import Run
 from labkit.settings import After, LoadPlan, RequestPlan, SampleSettings
 
@@ -39,7 +39,7 @@ class ByHand:
     @property
     def next_label(self) -> str:
         """What the next request will be called."""
-        number = len(self._sent)
+        number = len(self._tasks)
         return chr(ord("A") + number) if number < 26 else f"Z{number + 1}"
 
     @property
@@ -86,10 +86,18 @@ class ByHand:
                 request = await lengthened(request, prompt_length, server)
             plan = LoadPlan(requests=(request,), stall_timeout_s=self._stall_timeout_s)
             self._prompts |= await prompt_tokens(server.address, plan)
+            if server.attach:
+                check_allowed(self._plan(), self._prompts, server.attach)
             self._arm.run.note(self._arm.name, prompt_tokens=dict(self._prompts))
             await self._arm.send(plan, keep_text=self._keep_text)
         except LabError as error:
             self._arm.say(f"{request.label}: {error}")
+            self._sent.pop(request.label)
+
+    def _plan(self) -> LoadPlan:
+        """Return everything that was sent, and is counted already, as one load."""
+        counted = tuple(request for request in self.sent if request.label in self._prompts)
+        return LoadPlan.model_construct(requests=counted, stall_timeout_s=self._stall_timeout_s)
 
     def _count(self, stream: str, row: dict[str, object]) -> None:
         if stream == "tokens" and not row["warm_up"]:
@@ -101,8 +109,7 @@ class ByHand:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         if self._sent:
-            plan = LoadPlan.model_construct(requests=self.sent, stall_timeout_s=self._stall_timeout_s)
-            self._arm.run.note(self._arm.name, planned=planned(plan, keep_text=self._keep_text))
+            self._arm.run.note(self._arm.name, planned=planned(self._plan(), keep_text=self._keep_text))
 
 
 @asynccontextmanager
