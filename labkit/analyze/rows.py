@@ -31,6 +31,19 @@ def timing(request: dict[str, Any], name: str) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
+def outcome(request: dict[str, Any]) -> str:
+    """Return a request's outcome; an answer that was cut at its slot's end is known where the server doesn't say.
+
+    The chat endpoint of b9093 has no `truncated`: there an answer that ended by length below its limit was cut.
+
+    Args:
+        request: a row of requests.jsonl.
+    """
+    untold = request["outcome"] == "completed" and request["truncated"] is None and request["finish_reason"] == "length"
+    count = timing(request, "predicted_n")
+    return "slot_limit" if untold and count is not None and count < request["max_tokens"] else str(request["outcome"])
+
+
 class ArmRows:
     """Reads one arm's rows: requests, token times and polls, of the load alone.
 

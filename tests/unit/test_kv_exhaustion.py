@@ -438,3 +438,11 @@ def test_an_error_that_is_read_late_belongs_to_the_moment_it_was_made() -> None:
     late = exhausted_run()
     rows(late, "other_batch")["B"]["end_s"] += 0.5
     assert check(late, "batch").status == "supported"
+
+
+def test_an_answer_cut_by_its_box_is_known_where_the_build_does_not_say_so() -> None:
+    data = exhausted_run()
+    for row in rows(data, "split").values():
+        row |= {"outcome": "completed", "truncated": None, "finish_reason": "length"}
+    assert check(data, "split").status == "supported"
+    assert check(data, "apart").claim.startswith("three ends")

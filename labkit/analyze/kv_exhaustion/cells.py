@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from labkit.analyze.rows import ArmRows, RunRows, timing
+from labkit.analyze.rows import ArmRows, RunRows, outcome, timing
 
 EXHAUSTED_TEXT = "Context size has been exceeded"
 ANSWERED, SLOT_LIMIT, TOO_LONG, EXHAUSTED = "completed", "slot_limit", "does_not_fit", "pool_exhausted"
@@ -32,7 +32,7 @@ def ending(request: dict[str, Any]) -> str:
     """Return how a request ended: one of ENDS, or the recorded outcome of any other end."""
     if request["outcome"] == "server_error" and EXHAUSTED_TEXT in (request["error"] or ""):
         return EXHAUSTED
-    return str(request["outcome"])
+    return outcome(request)
 
 
 def ending_text(request: dict[str, Any]) -> str:

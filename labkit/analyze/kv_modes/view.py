@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.analyze.kv import KvSize, predicted_context, predicted_kv
-from labkit.analyze.rows import RunRows, timing
+from labkit.analyze.rows import RunRows, outcome, timing
 from labkit.settings.context import Context
 
 Trouble = tuple[str, str]
@@ -195,16 +195,11 @@ def decoded(row: dict[str, Any]) -> int:
 def outcome_of(row: dict[str, Any]) -> str:
     """Return how a request ended, in this notebook's terms.
 
-    The chat endpoint of b9093 does not say `truncated`: there an answer is known to be cut by its length.
-
     Args:
         row: of requests.jsonl.
     """
-    if row["outcome"] == "server_error" and EXCEEDED in str(row["error"]):
-        return EXHAUSTED
-    untold = row["outcome"] == SERVED and row["truncated"] is None and row["finish_reason"] == "length"
-    count = timing(row, "predicted_n")
-    return CUT if untold and count is not None and count < row["max_tokens"] else str(row["outcome"])
+    exhausted = row["outcome"] == "server_error" and EXCEEDED in str(row["error"])
+    return EXHAUSTED if exhausted else outcome(row)
 
 
 def expected_outcomes(prompt: int, answer: int, slot_cells: int) -> frozenset[str]:
