@@ -124,6 +124,9 @@ class NotebookPage:
     def __init__(self, page: Any, address: str, name: str) -> None:
         self.page = page
         base, query = address.split("?")
+        # while the first kernel of a fresh JupyterLab comes up, the page may ask which one to take
+        asked = page.locator(".jp-Dialog", has_text="Select Kernel")
+        page.add_locator_handler(asked, lambda: asked.locator("button.jp-mod-accept").click())
         page.goto(f"{base}/tree/{name}.ipynb?{query}")
         page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
         self._until_kernel_idle()
@@ -152,13 +155,8 @@ class NotebookPage:
         raise AssertionError(f"the last cell has not run after {limit_ms / 1000:.0f} s")
 
     def _start_cells(self, prompts: Any) -> None:
-        # what is run in the moment in which JupyterLab connects to its first kernel is lost without a word,
-        # or it asks which kernel to take
+        # what is run in the moment in which JupyterLab connects to a fresh kernel is lost without a word
         for _ in range(6):
-            dialog = self.page.locator(".jp-Dialog button.jp-mod-accept")
-            if dialog.count():
-                dialog.click()
-                self.page.wait_for_timeout(2000)
             self.page.get_by_role("menuitem", name="Run", exact=True).click()
             self.page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
             self.page.wait_for_timeout(2000)

@@ -16,16 +16,16 @@ class Stage(anywidget.AnyWidget):
     """Slot lanes, KV cells and answers that move while a run goes on.
 
     Args:
-        on_hello: called when a page shows this stage and has nothing to show yet.
-        on_lease: called with the seconds for which a page promises to be there.
+        on_heard: gets what a page says: {"hello": true} when it has nothing to show yet, {"here": seconds} for
+            how long it promises to be there.
     """
 
     _esm = _HERE / "stage.js"
     _css = _HERE / "stage.css"
 
-    def __init__(self, *, on_hello: Callable[[], None], on_lease: Callable[[float], None]) -> None:
+    def __init__(self, *, on_heard: Callable[[dict[str, Any]], None]) -> None:
         super().__init__()
-        self._on_hello, self._on_lease = on_hello, on_lease
+        self._on_heard = on_heard
         self.on_msg(self._heard)
 
     def show(self, frame: dict[str, Any], *, running: bool) -> None:
@@ -38,13 +38,8 @@ class Stage(anywidget.AnyWidget):
         self.send(frame | {"kind": "frame", "running": running})
 
     def _heard(self, _widget: Any, message: Any, _buffers: Any) -> None:
-        if not isinstance(message, dict):
-            return
-        if message.get("hello"):
-            self._on_hello()
-        here = message.get("here")
-        if isinstance(here, int | float):
-            self._on_lease(min(float(here), 600.0))
+        if isinstance(message, dict):
+            self._on_heard(message)
 
 
 class CommandLine(anywidget.AnyWidget):

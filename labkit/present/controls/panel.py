@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import html
 from collections.abc import Callable
@@ -49,8 +50,9 @@ class Panel:
     def __init__(self, notebook: str, params: Setting) -> None:
         self.notebook, self.params = notebook, params
         self.experiment = EXPERIMENTS[notebook]
+        self._loop = _running_loop()
         self.session = Session(notebook, self.experiment, show=self._show, changed=self._changed)
-        self.stage = Stage(on_hello=self.session.hello, on_lease=self.session.lease)
+        self.stage = Stage(on_heard=self._heard)
         self._models: dict[str, ModelFile] = {}
         self._last: Setting | None = None
         self._make_parts()
@@ -63,10 +65,14 @@ class Panel:
 
     def _make_parts(self) -> None:
         self.has_server = bool(self.experiment.by_hand)
+
+        def turned() -> None:
+            self._soon(self._turned)
+
         server = server_part(self.params) if self.has_server else self.params
-        self.server_knobs = Knobs(SERVER if self.has_server else (), server, self._turned, model=ServerSettings)
+        self.server_knobs = Knobs(SERVER if self.has_server else (), server, turned, model=ServerSettings)
         own = self.experiment.knobs if self.has_server else (*_run_knobs(self.params), *self.experiment.knobs)
-        self.own_knobs = Knobs(own, self.params, self._turned, model=self.experiment.model)
+        self.own_knobs = Knobs(own, self.params, turned, model=self.experiment.model)
         self.preview, self.state, self.log = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.start = self._button("Start server", "play", self._start, "primary")
         self.stop = self._button("Stop", "stop", self._stop)
@@ -80,15 +86,34 @@ class Panel:
         self.running = widgets.Dropdown(options=[], description="running", style={"description_width": "60px"})
         self.cancel = self._button("Cancel it", "times", self._cancel)
         self.guess = widgets.Text(placeholder="your number", layout={"width": "140px"}, continuous_update=True)
-        self.guess.observe(lambda _: self._changed(), "value")
+        self.guess.observe(lambda _: self._soon(self._changed), "value")
         self.go = self._button("Run the experiment", "flask", self._measure, "primary")
         self.result = widgets.HTML()
         self.command = CommandLine()
 
     def _button(self, text: str, icon: str, act: Callable[[], None], style: str = "") -> Any:
         button = widgets.Button(description=text, icon=icon, button_style=style, layout={"width": "auto"})
-        button.on_click(lambda _: self._acted(act))
+        button.on_click(lambda _: self._soon(lambda: self._acted(act)))
         return button
+
+    def _soon(self, act: Callable[[], None]) -> None:
+        """Do something on the loop in which this panel was made.
+
+        JupyterLab sends widgets' messages to a subshell of the kernel: a thread with a loop of its own (JEP 91,
+        ipykernel 7). Tasks, servers and the record belong to one loop.
+        """
+        if self._loop is None or self._loop is _running_loop():
+            act()
+        else:
+            self._loop.call_soon_threadsafe(act)
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        """Take in what a page says: that it has nothing to show yet, or how long it will be there."""
+        if message.get("hello"):
+            self._soon(self.session.hello)
+        here = message.get("here")
+        if isinstance(here, int | float):
+            self._soon(lambda: self.session.lease(min(float(here), 600.0)))
 
     def _acted(self, act: Callable[[], None]) -> None:
         """Do what a button says; what goes wrong is shown in the panel, not lost in the kernel's log."""
@@ -238,6 +263,13 @@ class Panel:
 
 
 _WIDE = {"description_width": "90px"}
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _run_knobs(params: Setting) -> tuple[Any, ...]:
