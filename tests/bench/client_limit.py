@@ -30,12 +30,12 @@ STREAMS = 4
 Rate = Callable[[lab.Server, lab.LoadPlan], Awaitable[tuple[float, float]]]
 
 
-def plan(tokens: int, seed: int) -> lab.LoadPlan:
+def plan(tokens: int, seed: int, streams: int = STREAMS) -> lab.LoadPlan:
     requests = [
         lab.RequestPlan(
             label=f"r{i}", prompt=f"[{seed + i:06x}] Tell me about the sea.", max_tokens=tokens, seed=seed + i
         )
-        for i in range(STREAMS)
+        for i in range(streams)
     ]
     return lab.LoadPlan(requests=tuple(requests))
 
@@ -105,7 +105,8 @@ def interval(ratios: list[float]) -> list[float]:
 async def compare(reference: Rate, model: str, pairs: int, tokens: int) -> dict[str, object]:
     settings = lab.ServerSettings(model=model, parallel=STREAMS, ctx_size=8192)
     draw = random.Random(5)
-    ratios, aa, rates, cpu = [], [], [], {"kit": [], "reference": []}
+    ratios, aa, rates = [], [], []
+    cpu: dict[str, list[float]] = {"kit": [], "reference": []}
     with tempfile.TemporaryDirectory() as folder:
         async with lab.start_server(settings, log_path=Path(folder) / "s.log", lock_timeout_s=60, say=quiet) as server:
             await by_kit(server, plan(32, 1))
