@@ -39,7 +39,7 @@ def test_memory_by_the_rule_is_supported_by_either_witness(told: bool) -> None:
     check = judged(on_gpu(told=told))
     assert check.status == "supported"
     assert "split +0 MiB beside unified, +0.0 by rule" in check.observed
-    assert "split_roomy +720 MiB beside unified, +720.0 by rule" in check.observed
+    assert "split_roomy +360 MiB beside unified, +360.0 by rule" in check.observed
 
 
 def test_compute_buffers_in_main_memory_do_not_count() -> None:
@@ -59,7 +59,7 @@ def grown(arm: str, mib: int) -> Edit:
 @pytest.mark.parametrize(
     ("edit", "status"),
     [
-        (grown("split_roomy", 13), "supported"), (grown("split_roomy", 16), "refuted"),
+        (grown("split_roomy", 6), "supported"), (grown("split_roomy", 9), "refuted"),
         (grown("split", 6), "supported"), (grown("split", 9), "refuted"),
         (grown("unified", -20), "refuted"), (grown("other_ubatch", 400), "supported"),
     ],

@@ -70,12 +70,8 @@ def _judged(base: KvArm, others: Sequence[KvArm]) -> Outcome:
             wrong.append(words)
     if wrong:
         return REFUTED, "; ".join(seen), wrong[0], ""
-    return (
-        SUPPORTED,
-        "; ".join(seen),
-        f"{base.name} holds {(held_bytes(base) or 0) / MIB:,.0f} MiB; {_witness(base)}",
-        "",
-    )
+    why = f"{base.name} holds {(held_bytes(base) or 0) / MIB:,.0f} MiB, by {_witness(base)}"
+    return SUPPORTED, "; ".join(seen), why, ""
 
 
 def expected_growth(base: KvArm, arm: KvArm) -> int:
@@ -118,4 +114,4 @@ def _gpus(arm: KvArm) -> list[dict[str, int | None]]:
 
 def _witness(arm: KvArm) -> str:
     told = any(gpu.get("process_bytes") is not None for gpu in _gpus(arm))
-    return "NVML's figures for its process" if told else "all in use on the GPU, less what was before its start"
+    return "NVML's figure for its process" if told else "all in use on the GPU, less what was before its start"
