@@ -85,7 +85,7 @@ def gpu_compute_bytes(arm: KvArm) -> int | None:
     buffers = arm.effective.get("compute_by_device")
     if not buffers:
         return None
-    return sum(size for device, size in buffers.items() if not device.startswith("CPU") and "Host" not in device)
+    return sum(int(n) for device, n in buffers.items() if not device.startswith("CPU") and "Host" not in device)
 
 
 def held_bytes(arm: KvArm) -> int | None:
@@ -100,16 +100,16 @@ def held_bytes(arm: KvArm) -> int | None:
     own = [gpu.get("process_bytes") for gpu in _gpus(arm)]
     if own and any(size is not None for size in own):
         return sum(size or 0 for size in own)
-    before = (arm.facts.get("memory_before_start") or {}).get("gpus") or ()
-    used = [gpu["used_bytes"] for gpu in (*before, *_gpus(arm))]
-    alone = all((gpu.get("processes") or 0) <= 1 for gpu in _gpus(arm)) and not any(g.get("processes") for g in before)
-    if not before or None in used or not alone:
+    before, after = _gpus(arm, "memory_before_start"), _gpus(arm)
+    alone = not any(gpu.get("processes") for gpu in before) and all((g.get("processes") or 0) <= 1 for g in after)
+    used = [[gpu["used_bytes"] for gpu in gpus] for gpus in (before, after)]
+    if not before or None in [*used[0], *used[1]] or not alone:
         return None
-    return sum(gpu["used_bytes"] for gpu in _gpus(arm)) - sum(gpu["used_bytes"] for gpu in before)
+    return sum(size or 0 for size in used[1]) - sum(size or 0 for size in used[0])
 
 
-def _gpus(arm: KvArm) -> list[dict[str, int | None]]:
-    return list((arm.facts.get("memory_at_start") or {}).get("gpus") or ())
+def _gpus(arm: KvArm, sample: str = "memory_at_start") -> list[dict[str, int | None]]:
+    return list((arm.facts.get(sample) or {}).get("gpus") or ())
 
 
 def _witness(arm: KvArm) -> str:
