@@ -20,7 +20,7 @@ platforms=()
 for name in manylinux_2_28 manylinux_2_27 manylinux_2_24 manylinux_2_17 manylinux2014 manylinux_2_5 manylinux1; do
   platforms+=(--platform "${name}_x86_64")
 done
-"$python" -m pip download -q --only-binary=:all: --implementation cp --python-version 3.12 "${platforms[@]}" \
+"$python" -m pip download -qq --only-binary=:all: --implementation cp --python-version 3.12 "${platforms[@]}" \
   -r "$out/wanted.txt" -d "$out/1/wheels"
 # a debugger is left out too: ipykernel does without
 rm -f "$out"/1/wheels/{numpy,scipy,cmake,ninja,debugpy}-*.whl
@@ -38,8 +38,9 @@ ldd "$out/curl/curl" | awk '$3 ~ /^\// {print $3}' | grep -Ev '/(libc|libm|libdl
   xargs -I{} cp -L {} "$out/curl/"
 tar -C "$out" -cJf "$out/1/curl.tar.xz" curl && rm -r "$out/curl"
 
-head -c 10000000 "$model" >"$out/1/model.0"
-tail -c +10000001 "$model" | head -c 60000000 >"$out/2/model.1"
-tail -c +70000001 "$model" >"$out/3/model.2"
+piece() { dd if="$model" of="$1" iflag=skip_bytes,count_bytes skip="$2" count="$3" bs=1M status=none; }
+piece "$out/1/model.0" 0 10000000
+piece "$out/2/model.1" 10000000 60000000
+piece "$out/3/model.2" 70000000 1000000000
 sha256sum "$model" | cut -d' ' -f1 >"$out/3/model.sha256"
 du -sb --apparent-size "$out"/{1,2,3}
