@@ -14,6 +14,7 @@
 #     8b:NN        the same with the toy of 8B shape
 #     rates        the kit, curl and llama-batched-bench side by side, default model; rates8b: the toy of 8B shape
 #     collect      executed notebooks, run folders and logs to $OUT
+#   Tried elsewhere with LAB_PYTHON (an environment that is there), BACKEND=cpu, SMALL and BIG (other models).
 #   It starts nothing when LIMIT_S (500) seconds have gone, and says what is left.
 set -uo pipefail
 shopt -s nullglob
@@ -137,7 +138,7 @@ notebooks() { # tag, two digits or nothing
       [[ $number == 01 ]] && more+=(-y "slots_list: [1, 4, 32]") # a server of 15 GB for each step and repeat
       NOTEBOOK_S=150 notebook 8b "$name" "${more[@]}"
     else
-      notebook default "$name"
+      notebook default "$name" -p model "${SMALL:-smollm2-135m}"
     fi
   done
 }
