@@ -27,6 +27,7 @@ def server(ctx_size: int = 4096, parallel: Any = 2, unified: bool = True, ubatch
     found["effective"] |= {
         "slots": context.slots, "slot_cells": context.slot_cells, "kv_unified": context.kv_unified,
         "pool_cells": context.pool_cells, "ubatch_size": ubatch, "compute_bytes": ubatch * 2**15,
+        "compute_by_device": {"CUDA0": ubatch * 2**14, "CUDA_Host": ubatch * 2**14},
         "kv_bytes": kv_size(FACTS, context, ubatch_size=ubatch).bytes,
     }  # fmt: skip
     return found

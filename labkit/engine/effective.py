@@ -25,6 +25,7 @@ class Effective:
         pool_cells: KV cells in all.
         batch_size: logical batch in tokens; ubatch_size: physical.
         kv_bytes: size of the KV buffers; compute_bytes: of the compute buffers.
+        compute_by_device: size of the compute buffers of each device.
         kv_devices: names of the devices that hold KV.
         slots_endpoint: whether /slots is on; metrics_endpoint: whether /metrics is.
         fitted: whether llama.cpp's fit step (`--fit`, on by default) ran.
@@ -40,6 +41,7 @@ class Effective:
     ubatch_size: int | None = None
     kv_bytes: int | None = None
     compute_bytes: int | None = None
+    compute_by_device: dict[str, int] | None = None
     kv_devices: tuple[str, ...] | None = None
     slots_endpoint: bool | None = None
     metrics_endpoint: bool | None = None
@@ -107,6 +109,7 @@ def _by_log(facts: LogFacts | None) -> dict[str, Any]:
         "ubatch_size": facts.ubatch_size,
         "kv_bytes": facts.kv_bytes,
         "compute_bytes": facts.compute_bytes,
+        "compute_by_device": facts.compute_by_device,
         "kv_devices": facts.devices or None,
         "fitted": facts.fitted,
     }

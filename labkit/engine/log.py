@@ -23,6 +23,7 @@ class LogFacts:
         ubatch_size: physical batch in tokens.
         kv_bytes: size of the KV buffers, all devices.
         compute_bytes: size of the compute buffers, all devices: scratch of one pass through the backend.
+        compute_by_device: the same by device; a name with Host in it is main memory that a GPU can read.
         devices: names of the devices that hold KV.
         fitted: llama.cpp's fit step looked at the memory and may have changed what was left to it.
     """
@@ -35,6 +36,7 @@ class LogFacts:
     ubatch_size: int | None = None
     kv_bytes: int | None = None
     compute_bytes: int | None = None
+    compute_by_device: dict[str, int] | None = None
     devices: tuple[str, ...] = ()
     fitted: bool = False
 
@@ -68,6 +70,7 @@ def parse_log(text: str) -> LogFacts:
         ubatch_size=_int(context.get("n_ubatch")),
         kv_bytes=round(sum(float(mib) for _, mib in buffers) * 2**20) if buffers else None,
         compute_bytes=round(sum(map(float, compute.values())) * 2**20) if compute else None,
+        compute_by_device={name: round(float(mib) * 2**20) for name, mib in compute.items()} or None,
         devices=tuple(dict.fromkeys(device for device, _ in buffers)),
         fitted="fitting params to device memory" in text,
     )

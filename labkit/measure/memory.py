@@ -45,7 +45,7 @@ class MemorySampler:
         row: dict[str, Any] = {"at_s": self._clock(), "resident_bytes": None}
         with suppress(psutil.Error):
             row["resident_bytes"] = psutil.Process(self._pid).memory_info().rss if self._pid else None
-        self._keep(row | {"gpus": [_gpu(handle) for handle in self._gpus]})
+        self._keep(row | {"gpus": [_gpu(handle, self._pid) for handle in self._gpus]})
 
     async def run(self) -> None:
         """Sample at the rate asked for until cancelled."""
@@ -55,13 +55,16 @@ class MemorySampler:
             await asyncio.sleep(max(0.0, due_s - self._clock()))
 
 
-def _gpu(handle: Any) -> dict[str, Any]:
+def _gpu(handle: Any, pid: int | None) -> dict[str, Any]:
     import pynvml
 
-    facts: dict[str, Any] = {"used_bytes": None, "utilisation_percent": None, "processes": None}
+    facts: dict[str, Any] = dict.fromkeys(("used_bytes", "utilisation_percent", "processes", "process_bytes"))
     with suppress(pynvml.NVMLError):
         facts["used_bytes"] = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
         facts["utilisation_percent"] = int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         # the memory above is that of all of them
-        facts["processes"] = len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        computing = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        facts["processes"] = len(computing)
+        # in a container its pid there is often another, or the figure isn't told
+        facts["process_bytes"] = next((one.usedGpuMemory for one in computing if one.pid == pid), None)
     return facts

@@ -217,7 +217,9 @@ def reduced(rows: list[dict[str, Any]], slots: int, bench: Bench) -> dict[str, A
     tokens = slots * bench.tokens
     return {
         "rounds": len(rows),
-        "tokens_per_s": {name: round(float(np.median(values)), 1) for name, values in rates.items()},
+        "tokens_per_s": {
+            name: round(float(np.median(values)), 1) for name, values in rates.items() if np.isfinite(values).all()
+        },
         "ratios": {
             f"{above}/{below}": interval([a / b for a, b in zip(rates[above], rates[below], strict=True)])
             for above, below in RATIOS

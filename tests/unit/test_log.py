@@ -21,6 +21,7 @@ def test_buffers_of_all_devices_are_added_and_those_of_a_dry_run_are_not() -> No
     line = "0.00.1 I sched_reserve: {:>10} compute buffer size = {:8.2f} MiB\n"
     first, second = line.format("CUDA0", 90.0), line.format("CUDA0", 10.0) + line.format("CUDA_Host", 2.5)
     assert parse_log(first + second).compute_bytes == 12.5 * 2**20
+    assert parse_log(first + second).compute_by_device == {"CUDA0": 10 * 2**20, "CUDA_Host": 2.5 * 2**20}
     assert parse_log(read("start")).compute_bytes == round(4.38 * 2**20)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,6 +48,9 @@ def test_gpus_are_read_through_nvml_and_a_failing_one_is_none(monkeypatch: pytes
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", info)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", lambda handle: Rates())
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: ["one"])
-    assert memory._gpu("fine") == {"used_bytes": 7 * 2**30, "utilisation_percent": 93, "processes": 1}
-    assert memory._gpu("broken") == {"used_bytes": None, "utilisation_percent": None, "processes": None}
+    computing = [SimpleNamespace(pid=4, usedGpuMemory=2**30), SimpleNamespace(pid=5, usedGpuMemory=6 * 2**30)]
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: computing)
+    fine = {"used_bytes": 7 * 2**30, "utilisation_percent": 93, "processes": 2}
+    assert memory._gpu("fine", 5) == fine | {"process_bytes": 6 * 2**30}
+    assert memory._gpu("fine", 6) == fine | {"process_bytes": None}
+    assert memory._gpu("broken", 5) == dict.fromkeys([*fine, "process_bytes"])

@@ -11,6 +11,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,7 @@ import labkit as lab
 from labkit.engine import models
 from labkit.engine.fetch import WheelModel
 from labkit.engine.models import WHEEL_MODELS
-from labkit.engine.toy import TOKENS, toy_gguf
+from labkit.engine.toy import SHAPES, TOKENS, Shape, toy_gguf
 from labkit.errors import ModelError
 
 
@@ -201,6 +202,60 @@ def test_a_cache_that_cannot_be_made_is_an_error_when_it_is_needed(cache: Path, 
     cache.write_text("a file where the folder should be")
     with pytest.raises(ModelError, match=r"cache folder .* can't be made.*LABKIT_CACHE"):
         lab.resolve_model("smollm2-135m")
+
+
+@pytest.fixture
+def small_8b(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shape:
+    """The 8B toy's name for a shape of a few megabytes, with the small toy's tokenizer."""
+    shape = Shape("toy-8b", n_embd=128, n_layers=3, n_heads=4, n_kv_heads=2, n_ff=448, n_ctx_train=32768)
+    monkeypatch.setitem(SHAPES, "toy-8b", shape)
+    monkeypatch.setenv("LABKIT_MODEL", str(toy_gguf(tmp_path)))
+    return shape
+
+
+def test_a_shaped_toy_has_the_shape_half_floats_and_the_other_models_tokenizer(
+    small_8b: Shape, said: list[str]
+) -> None:
+    from gguf import GGUFReader
+
+    model = lab.resolve_model("toy-8b", say=said.append)
+    facts = model.facts
+    assert (facts.n_embd, facts.n_layers, facts.n_heads, facts.n_kv_heads) == (128, 3, 4, 2)
+    assert (facts.head_size_k, facts.head_size_v, facts.n_ctx_train) == (32, 32, 32768)
+    assert (facts.quantisation, facts.has_chat_template) == ("F16", True)
+    assert model.source == "random weights made by labkit, tokenizer of toy-v1"
+    assert model.path is not None
+    reader = GGUFReader(model.path)
+    assert reader.get_field("tokenizer.ggml.tokens").contents() == TOKENS
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    assert tensors["blk.2.ffn_down.weight"].data.shape == (128, 448)
+    assert not (tensors["blk.0.attn_q.weight"].data == tensors["blk.1.attn_q.weight"].data).all()
+    assert ["writing toy-8b" in line for line in said] == [True]
+    assert lab.resolve_model("toy-8b", say=said.append) == model
+    assert len(said) == 1
+
+
+def test_a_shaped_toy_speaks_letters_alone(small_8b: Shape, said: list[str]) -> None:
+    from gguf import GGUFReader
+
+    path = lab.resolve_model("toy-8b", say=said.append).path
+    output = next(tensor.data for tensor in GGUFReader(path).tensors if tensor.name == "output.weight")
+    speaks = {TOKENS[i] for i in range(len(TOKENS)) if output[i].any()}
+    assert speaks == {token for token in TOKENS if len(token) == 1 and token.isascii() and token.isalpha()}
+
+
+def test_a_shaped_toy_that_does_not_fit_on_the_disk_is_refused(
+    small_8b: Shape, cache: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**30))
+    with pytest.raises(ModelError, match=r"toy-8b takes 0\.0 GB.*LABKIT_CACHE"):
+        lab.resolve_model("toy-8b", say=said.append)
+    assert not list(cache.glob("*8b*.gguf")) + list(cache.glob("*8b*.tmp"))
+
+
+def test_the_8b_shape_is_that_of_a_real_one() -> None:
+    shape = SHAPES["toy-8b"]
+    assert 2 * shape.n_layers * shape.n_kv_heads * (shape.n_embd // shape.n_heads) * 2 == 128 * 1024  # KV of a cell
 
 
 def test_the_toy_can_speak_every_printable_character() -> None:

@@ -23,7 +23,9 @@ CONSEQUENCES = {
     "build": {"engine", "package", "kv_bytes", "compute_bytes", "fitted", "slots_endpoint", "metrics_endpoint"},
 }
 # of no account for speed, or compared elsewhere
-_IGNORED = {"host", "port", "model", "engine", "sources", "cont_batching_source", *PRIMARY}
+_IGNORED = {
+    "host", "port", "model", "engine", "sources", "cont_batching_source", "compute_by_device", *PRIMARY,
+}  # fmt: skip
 _PLAN = ("max_tokens", "endpoint", "cache_prompt", "ignore_eos", "temperature", "id_slot", "after", "at_s")
 _MACHINE = ("cpu", "cores", "threads", "architecture")
 _SYSTEM = ("os", "kernel", "python", "labkit")

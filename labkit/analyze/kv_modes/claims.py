@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.analyze.kv import TOLERANCE, agrees
+from labkit.analyze.kv_modes.gpu_memory import gpu_check
 from labkit.analyze.kv_modes.view import CUT, EXHAUSTED, REFUSED, SERVED, Fate, KvArm
 from labkit.analyze.rows import RunRows
 from labkit.analyze.verdict import INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED, Check, Verdict
@@ -51,6 +52,7 @@ def judge_kv_modes(data: RunRows) -> Verdict:
     stop = kv_stop_reason(data)
     return Verdict((
         _effective(arms), _auto(arms), _kv_bytes(arms), _ubatch(arms),
+        gpu_check(arms[UNIFIED], [arms[SPLIT], arms[SPLIT_ROOMY]]),
         _not_reserved(arms, stop), _long(arms, stop), _fates(arms, stop),
     ))  # fmt: skip
 

@@ -19,7 +19,7 @@ from labkit.analyze.kv_modes.claims import (
     counted,
     kv_stop_reason,
 )
-from labkit.analyze.kv_modes.tables import mode_name, resident_bytes
+from labkit.analyze.kv_modes.tables import gpu_bytes, mode_name, resident_bytes
 from labkit.analyze.kv_modes.view import REFUSED, SERVED, KvArm
 from labkit.analyze.readings import run_facts
 from labkit.analyze.rows import RunRows
@@ -107,10 +107,12 @@ def memory_reading(data: RunRows) -> str:
             f"From ubatch {one['ubatch_size']} to {ubatch['ubatch_size']} the compute buffer goes from"
             f" {one['compute_bytes'] / MIB:.2f} to {ubatch['compute_bytes'] / MIB:.2f} MiB; the KV buffer {kv_moves}"
         )
-    resident = [resident_bytes(arms[name]) for name in (UNIFIED, SPLIT_ROOMY)]
-    if all(resident):
-        more = (resident[1] - resident[0]) / MIB
-        sentences.append(f"The process with the larger boxes holds {more:+.0f} MiB beside the one with the pool")
+    for what, bytes_of in (("GPU", gpu_bytes), ("process", resident_bytes)):
+        pool, boxes = (bytes_of(arms[name]) for name in (UNIFIED, SPLIT_ROOMY))
+        if pool and boxes:
+            more = (boxes - pool) / MIB
+            sentences.append(f"The {what} with the larger boxes holds {more:+.0f} MiB beside the one with the pool")
+            break
     return ". ".join(sentences) + "."
 
 
