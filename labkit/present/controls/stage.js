@@ -22,7 +22,7 @@ class Stage {
     this.drawn = 0;
     this.frames = 0;
     this.listen();
-    model.send({ hello: true });
+    this.say({ hello: true });
     this.lease();
   }
 
@@ -41,9 +41,11 @@ class Stage {
   listen() {
     this.onMessage = (message) => this.take(message);
     this.model.on("msg:custom", this.onMessage);
-    this.onLeave = () => this.model.send({ here: LEASE_S });
+    this.onLeave = () => { this.say({ here: LEASE_S }); this.leaving = true; };
+    this.onShow = () => { this.leaving = false; this.lease(); };
     this.onVisible = () => { this.lease(); this.dirty = true; };
     window.addEventListener("pagehide", this.onLeave);
+    window.addEventListener("pageshow", this.onShow);
     document.addEventListener("visibilitychange", this.onVisible);
     this.resized = new ResizeObserver(() => { this.dirty = true; this.draw(); });
     this.resized.observe(this.root);
@@ -58,6 +60,7 @@ class Stage {
   dispose() {
     this.model.off("msg:custom", this.onMessage);
     window.removeEventListener("pagehide", this.onLeave);
+    window.removeEventListener("pageshow", this.onShow);
     document.removeEventListener("visibilitychange", this.onVisible);
     cancelAnimationFrame(this.animation);
     clearInterval(this.renewal);
@@ -68,7 +71,18 @@ class Stage {
   }
 
   // A server runs only as long as somebody can see it: the kernel ends it when the lease runs out.
-  lease() { this.model.send({ here: document.hidden ? HIDDEN_LEASE_S : LEASE_S }); }
+  // A page that is left becomes hidden too, right after it has said so.
+  lease() {
+    if (!this.leaving) this.say({ here: document.hidden ? HIDDEN_LEASE_S : LEASE_S });
+  }
+
+  say(message) {
+    try {
+      this.model.send(message);
+    } catch {
+      // the kernel has gone, and its servers with it
+    }
+  }
 
   count() {
     this.root.dataset.fps = this.drawn;
