@@ -20,7 +20,7 @@ from labkit.measure.kv_exhaustion import count_log_lines
 from labkit.measure.kv_modes import count_reprocessed
 from labkit.measure.record import STREAMS, RunData, finite, read_run
 from labkit.present.judges import judge_of
-from labkit.present.shown import notebook_findings, painted
+from labkit.present.shown import notebook_findings, painted, same_text
 from labkit.present.unpack import MANIFEST, opened
 
 # one machine's arithmetic may differ from another's in the last digits
@@ -172,6 +172,8 @@ def _unlike(where: str, said: Any, found: Any) -> Iterator[str]:
 
 
 def _alike(said: Any, found: Any) -> bool:
+    if isinstance(said, str) and isinstance(found, str):
+        return same_text(said, found)
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (said, found))
     return bool(abs(said - found) <= RELATIVE * max(abs(said), abs(found)) if numbers else said == found)
 

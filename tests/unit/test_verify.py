@@ -20,6 +20,7 @@ from labkit.errors import AlteredError, ParameterError
 from labkit.measure.record import read_run
 from labkit.present import unpack as unpacking
 from labkit.present.headline import verdict_html
+from labkit.present.shown import same_text
 from labkit.present.unpack import opened
 from labkit.present.verify import Verification, verify_run
 from tests.conftest import PROJECT
@@ -261,6 +262,13 @@ def test_a_run_that_broke_off_is_what_it_says_and_no_notebook_may_say_more(conte
     ]
     nbformat.write(new_notebook(cells=[nbformat.v4.new_markdown_cell("not found")]), content / "executed.ipynb")
     assert answer(content, lambda folder: None).ok
+
+
+def test_a_home_folder_that_a_pack_hides_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/somebody"))
+    assert same_text("in ~/lab", "in /home/somebody/lab")
+    assert not same_text("in /home/somebody/lab", "in ~/lab")
+    assert not same_text("~/a", "/home/other/a")
 
 
 # --- packs that were altered --------------------------------------------------------------------------------
