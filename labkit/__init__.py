@@ -69,7 +69,9 @@ if TYPE_CHECKING:
     from labkit.present.panel import panel
     from labkit.present.parameters import parameters
     from labkit.present.preview import preview
+    from labkit.present.replay import replay
     from labkit.present.show import read_out, show, table
+    from labkit.present.verify import verify_run
     from labkit.settings import (
         AttachSettings,
         Build,
@@ -172,6 +174,7 @@ _HOME = {
     "rehearse": "measure.metrics_and_gpu",
     "repeat_command": "present.headline",
     "repeat_order": "measure.slot_escalation",
+    "replay": "present.replay",
     "resolve_model": "engine.models",
     "scaling_chart": "analyze.slot_escalation.charts",
     "settings_table": "analyze.effective",
@@ -189,6 +192,7 @@ _HOME = {
     "tokens_over_time": "analyze.charts",
     "tokens_per_call": "analyze.metrics_and_gpu.charts",
     "ttft_before_after": "analyze.compare_runs.charts",
+    "verify_run": "present.verify",
     "waiting_split": "analyze.slot_escalation.charts",
     "waits_table": "analyze.slot_escalation.tables",
 }
@@ -279,6 +283,7 @@ __all__ = [
     "rehearse",
     "repeat_command",
     "repeat_order",
+    "replay",
     "resolve_model",
     "scaling_chart",
     "settings_table",
@@ -296,6 +301,7 @@ __all__ = [
     "tokens_over_time",
     "tokens_per_call",
     "ttft_before_after",
+    "verify_run",
     "waiting_split",
     "waits_table",
 ]

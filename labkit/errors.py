@@ -2,6 +2,7 @@
 
 LabError                     what went wrong, why, and what to try: one sentence in a notebook
 ├── ParameterError           a parameter is unknown or can't be used               (exit code 2)
+│   └── AlteredError         a pack is not what was packed
 ├── UnfitError               this machine can't run it as it stands                (exit code 3)
 │   ├── ModelError           no such model, not GGUF, truncated, wrong checksum
 │   ├── EngineError          the engine is missing or refuses the settings
@@ -58,6 +59,10 @@ class ParameterError(LabError):
     """A parameter is unknown or has a value that can't be used."""
 
     exit_code = 2
+
+
+class AlteredError(ParameterError):
+    """A pack is not what was packed."""
 
 
 class UnfitError(LabError):

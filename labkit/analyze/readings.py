@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from labkit.analyze.frames import RunFrames, known
@@ -23,8 +24,19 @@ def run_facts(frames: RunFrames) -> str:
             f"{model.get('name', 'model unknown')} {(model.get('facts') or {}).get('quantisation') or ''}".strip(),
             f"llama.cpp b{server.get('build', {}).get('number', '?')}",
             "attached, its machine is not known" if server.get("attached") else f"{machine['cores']} CPU cores",
+            *recorded_facts(frames.data.run),
         ]
     )
+
+
+def recorded_facts(run: Mapping[str, Any]) -> list[str]:
+    """Return what a picture of a replay says of itself; nothing for a run of its own.
+
+    Args:
+        run: run.json.
+    """
+    recorded = run.get("recorded")
+    return [f"recorded {recorded['started_at'][:10]}"] if recorded else []
 
 
 def concurrency_reading(frames: RunFrames, arm: str) -> str:

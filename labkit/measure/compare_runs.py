@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from labkit.errors import ParameterError
-from labkit.measure.record import Run, RunData, outputs_folder, read_run
+from labkit.measure.record import SAMPLES, Run, RunData, outputs_folder, read_run, recorded_folder
 from labkit.settings import CompareRuns
 
 OWN = "06_compare_runs"
@@ -28,7 +29,7 @@ class Sides:
 
 
 def read_sides(params: CompareRuns, *, run: Run | None = None) -> Sides:
-    """Return the runs to compare; what isn't given is the newest that fits.
+    """Return the runs to compare; what isn't given is the newest that fits. A replay has those of its record.
 
     Args:
         params: the notebook's.
@@ -37,13 +38,46 @@ def read_sides(params: CompareRuns, *, run: Run | None = None) -> Sides:
     Raises:
         ParameterError: a folder isn't there, is no run folder, or there are no two runs to compare.
     """
+    if run and run.recorded:
+        return recorded_sides(run.fields, params)
     before, after = _folders(params)
     sides = Sides(tuple(map(read_run, before)), tuple(map(read_run, after)), tuple(before), tuple(after))
     if run:
         for name, folders, runs in (("before", before, sides.before), ("after", after, sides.after)):
             servers = [arm["server"] for arm in runs[0].run.get("arms", {}).values() if arm.get("server")]
-            run.note(name, folders=[str(folder) for folder in folders], **({"server": servers[0]} if servers else {}))
+            run.note(
+                name,
+                folders=[str(folder.resolve()) for folder in folders],
+                **({"server": servers[0]} if servers else {}),
+            )
     return sides
+
+
+def recorded_sides(fields: dict[str, Any], params: CompareRuns) -> Sides:
+    """Return the runs that a recorded comparison compared.
+
+    Args:
+        fields: the comparison's run.json.
+        params: `outputs` is where they are looked for too, if they lie elsewhere by now.
+
+    Raises:
+        ParameterError: one of them isn't there any more.
+    """
+    noted = [fields["arms"][name]["folders"] for name in ("before", "after")]
+    before, after = ([_still_there(Path(folder), params) for folder in side] for side in noted)
+    return Sides(tuple(map(read_run, before)), tuple(map(read_run, after)), tuple(before), tuple(after))
+
+
+def _still_there(noted: Path, params: CompareRuns) -> Path:
+    below = Path(noted.parent.name, noted.name)
+    beside = [recorded_folder(params.replay).parents[1]] if params.replay else []
+    places = [*beside, outputs_folder(params.outputs), outputs_folder("")]
+    for folder in (noted.expanduser(), *(place / below for place in places)):
+        if (folder / "run.json").is_file():
+            return folder
+    raise ParameterError(
+        f"the run {noted} that was compared isn't here any more", hint=f"put it into {outputs_folder('') / below}"
+    )
 
 
 def _folders(params: CompareRuns) -> tuple[list[Path], list[Path]]:
@@ -66,7 +100,7 @@ def _folders(params: CompareRuns) -> tuple[list[Path], list[Path]]:
 
 def _newest_two(outputs: Path) -> tuple[list[Path], list[Path]]:
     """Return the two newest finished runs of one notebook, of the notebook that ran last."""
-    notebooks = [folder for folder in outputs.glob("*") if folder.is_dir() and folder.name != OWN]
+    notebooks = [folder for folder in outputs.glob("*") if folder.is_dir() and folder.name not in (OWN, SAMPLES)]
     found = [runs[-2:] for folder in notebooks if len(runs := _finished(folder)) >= 2]
     if not found:
         raise ParameterError(
@@ -87,7 +121,8 @@ def _finished(folder: Path) -> list[Path]:
             recorded = read_run(path.parent)
         except ParameterError:
             continue
-        if recorded.run.get("verdict", {}).get("status", "not_run") != "not_run":
+        # a replay measured nothing of its own
+        if recorded.run.get("verdict", {}).get("status", "not_run") != "not_run" and "recorded" not in recorded.run:
             runs.append(path.parent)
     return runs  # a run's name starts with its time
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from labkit.engine.open import open_server
@@ -131,15 +132,19 @@ async def load_kv_servers(params: KvModes, run: Run, *, say: Callable[[str], Non
                     server, plan, run=run, arm=name, sampling=params.sampling(), title=_title(server),
                     keep_text=params.keep_text, must_fit=False, say=say,
                 )  # fmt: skip
-            run.note(arm, reprocessed_prompts=_said(server, REPROCESSED))
+            run.note(arm, reprocessed_prompts=count_reprocessed(server.log_path))
 
 
-def _said(server: Server, words: str) -> int | None:
-    """Count the lines of the server's log that say this."""
-    if server.log_path is None or not server.log_path.is_file():
+def count_reprocessed(log_path: Path | None) -> int | None:
+    """Return how often the log says that a prompt was processed anew in full; None without a log.
+
+    Args:
+        log_path: the server's log.
+    """
+    if log_path is None or not log_path.is_file():
         return None
-    with server.log_path.open(encoding="utf-8", errors="replace") as log:
-        return sum(words in line for line in log)
+    with log_path.open(encoding="utf-8", errors="replace") as log:
+        return sum(REPROCESSED in line for line in log)
 
 
 async def _loads(params: KvModes, run: Run, server: Server) -> KvLoads:

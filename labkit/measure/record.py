@@ -6,6 +6,8 @@ import json
 import math
 import re
 import secrets
+import shutil
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -24,7 +26,16 @@ from labkit.measure.provenance import provenance
 SCHEMA_VERSION = 1
 STREAMS = ("requests", "tokens", "slots", "metrics", "memory")
 REDACTED = "[redacted]"
+SAMPLES = "samples"  # folder in outputs/ with the recorded runs that come with the kit
+# what a replay takes over from the run that was recorded
+ROWS = (*(f"{stream}.jsonl" for stream in STREAMS), "server-*.log")
 Listener = Callable[[str, dict[str, Any]], None]
+
+
+def project_folder() -> Path:
+    """Return the folder with notebooks/ in it; the working folder where labkit is installed without them."""
+    project = Path(labkit.__file__).resolve().parents[1]
+    return project if (project / "notebooks").is_dir() else Path.cwd()
 
 
 def outputs_folder(given: str) -> Path:
@@ -33,10 +44,7 @@ def outputs_folder(given: str) -> Path:
     Args:
         given: a path, or "" for the default.
     """
-    if given:
-        return Path(given).expanduser().resolve()
-    project = Path(labkit.__file__).resolve().parents[1]
-    return (project if (project / "notebooks").is_dir() else Path.cwd()) / "outputs"
+    return Path(given).expanduser().resolve() if given else project_folder() / "outputs"
 
 
 class Run:
@@ -57,6 +65,18 @@ class Run:
         self._secrets: list[str] = []
         self._listeners: list[Listener] = []
         self.update()
+
+    @property
+    def recorded(self) -> bool:
+        """Whether this run is a replay: an earlier run measured its rows, and nothing is measured now."""
+        return "recorded" in self.fields
+
+    def opening(self) -> str:
+        """Return what a notebook prints first: where everything goes, and what runs it or what was recorded."""
+        here = f"everything goes to {self.folder}\nkernel: {sys.executable}, labkit {labkit.__version__}"
+        if not self.recorded:
+            return here
+        return f"{here}\n{recorded_text(self.fields['recorded'])}: no engine is started, nothing is measured"
 
     def clock(self) -> float:
         """Return the seconds since the run's start."""
@@ -177,17 +197,17 @@ def _json(value: Any, indent: int | None = None) -> str:
     try:
         return json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:  # rare, and looking for it beforehand would cost more than the rest
-        return json.dumps(_finite(value), indent=indent)
+        return json.dumps(finite(value), indent=indent)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Return `value` with NaN and infinities as None: bare NaN is not JSON."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 
@@ -196,6 +216,7 @@ def open_run(
     parameters: BaseModel,
     *,
     outputs: str = "",
+    replay: str = "",
     clock: Callable[[], float] = time.perf_counter,
 ) -> Run:
     """Make a run folder and write run.json with `verdict.status` = not_run.
@@ -204,14 +225,17 @@ def open_run(
         notebook: the notebook's name without its ending.
         parameters: what it runs with; kept in the record.
         outputs: a folder; empty: the project's outputs/.
+        replay: a recorded run of this notebook, whose rows and facts are taken over; empty: none.
         clock: a monotonic clock in seconds.
 
     Raises:
-        ParameterError: the folder can't be made.
+        ParameterError: the folder can't be made, or there is nothing to replay.
         RecordError: it can't be written.
     """
     if not re.fullmatch(r"\w[\w.-]*", notebook):
         raise ParameterError(f"{notebook!r} can't name a folder", hint="letters, digits, dots, dashes")
+    source = recorded_folder(replay) if replay else None
+    recorded = recorded_run(source, notebook) if source else {}
     started = datetime.now(UTC)
     run_id = f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
     folder = outputs_folder(outputs) / notebook / run_id
@@ -223,6 +247,8 @@ def open_run(
             why=str(error.strerror),
             hint="`outputs` = a folder you can write",
         ) from None
+    if source:
+        _take_rows(source, folder)
     fields = {
         "schema_version": SCHEMA_VERSION,
         "notebook": notebook,
@@ -232,7 +258,67 @@ def open_run(
         "verdict": {"status": "not_run", "checks": []},
         "arms": {},
     }
-    return Run(folder, fields | {"provenance": provenance()}, clock)
+    # of a replay, what was recorded is kept but for what this folder says of itself
+    kept = {name: value for name, value in recorded.items() if name == "arms" or name not in fields}
+    return Run(folder, fields | (kept if recorded else {"provenance": provenance()}), clock)
+
+
+# --- recorded runs --------------------------------------------------------------------------------------
+
+
+def recorded_folder(given: str | Path) -> Path:
+    """Return the folder of a recorded run: as it stands, else below the project, wherever the notebook runs.
+
+    Args:
+        given: a path.
+
+    Raises:
+        ParameterError: there is no run there.
+    """
+    path = Path(given).expanduser()
+    for folder in (path, project_folder() / path):
+        if (folder / "run.json").is_file():
+            return folder.resolve()
+    raise ParameterError(
+        f"there is no recorded run in {given}",
+        why="no run.json",
+        hint="outputs/samples/<one>, outputs/<notebook>/<run>",
+    )
+
+
+def recorded_run(folder: Path, notebook: str) -> dict[str, Any]:
+    """Return a recorded run's run.json for a replay, with `recorded`, which says what it was.
+
+    Args:
+        folder: of the run.
+        notebook: that wants to replay it.
+
+    Raises:
+        ParameterError: it is no run of this notebook, or came to no verdict.
+    """
+    run = read_run(folder).run
+    if run["notebook"] != notebook:
+        raise ParameterError(
+            f"{folder} is a run of {run['notebook']}", why=f"this is {notebook}", hint="the notebook that recorded it"
+        )
+    if run["verdict"]["status"] == "not_run":
+        raise ParameterError(f"{folder} can't be replayed", why="this run came to no verdict", hint="a finished run")
+    of_itself = {name: run[name] for name in ("run_id", "started_at")} | {"verdict": run["verdict"]["status"]}
+    return {"recorded": of_itself} | run  # a replay's own replay says what was measured, and when
+
+
+def recorded_text(recorded: dict[str, Any]) -> str:
+    """Say which run is replayed.
+
+    Args:
+        recorded: as run.json has it.
+    """
+    return f"recorded run {recorded['run_id']}, measured {recorded['started_at']}, {recorded['verdict']} then"
+
+
+def _take_rows(source: Path, folder: Path) -> None:
+    for path in (path for pattern in ROWS for path in source.glob(pattern)):
+        shutil.copyfile(path, folder / path.name)
 
 
 @dataclass(frozen=True)
@@ -260,8 +346,9 @@ def read_run(folder: Path | str) -> RunData:
         raise ParameterError(
             f"{path} is not a run folder", why=type(error).__name__, hint="outputs/<notebook>/<run>"
         ) from None
-    if run.get("schema_version") != SCHEMA_VERSION:
-        raise ParameterError(f"{path} has schema {run.get('schema_version')}", why=f"this kit reads {SCHEMA_VERSION}")
+    schema = run.get("schema_version") if isinstance(run, dict) else None
+    if schema != SCHEMA_VERSION:
+        raise ParameterError(f"{path} has schema {schema}", why=f"this kit reads {SCHEMA_VERSION}")
     return RunData(run, **{stream: _read_lines(path / f"{stream}.jsonl") for stream in STREAMS})
 
 

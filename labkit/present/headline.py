@@ -10,8 +10,9 @@ from IPython.display import HTML, display
 
 from labkit.analyze.verdict import Check, Verdict
 from labkit.errors import VerdictError
-from labkit.measure.record import Run
+from labkit.measure.record import Run, recorded_text
 from labkit.settings import Setting
+from labkit.settings.values import Shown, free_in_replay
 
 _MARKS = {"supported": "✔", "refuted": "✘", "inconclusive": "?", "not_tested": "-", "not_run": "…"}
 _COLOURS = {
@@ -51,7 +52,7 @@ class Headline:
         """
         run.update(verdict=verdict.to_dict())
         run.close()
-        page = HTML(verdict_html(verdict, summary(run.fields, command)))
+        page = HTML(verdict_html(verdict, summary(run.fields, command), recorded=run.recorded))
         if self._display:
             self._display.update(page)
         display(page)
@@ -83,11 +84,21 @@ def summary(fields: dict[str, Any], command: str) -> list[tuple[str, str]]:
     gpus = ", ".join(gpu["name"] for gpu in machine["gpus"]) or "no NVIDIA GPU"
     hardware = f"{machine['cpu']}, {machine['cores']} cores, {memory:.0f} GiB, {gpus}; {machine['os']}"
     where = "Hardware of the client" if server.get("attached") else "Hardware"
-    return [("Engine and model", f"{engine} · {file}"), (where, hardware), ("Repeat it", command)]
+    lines = [("Engine and model", f"{engine} · {file}"), (where, hardware), ("Repeat it", command)]
+    if recorded := fields.get("recorded"):
+        text = f"{recorded_text(recorded)}. No engine was started for this page, and nothing was measured"
+        lines.insert(0, ("Recorded", text))
+    return lines
 
 
-def verdict_html(verdict: Verdict, lines: list[tuple[str, str]]) -> str:
-    """Return verdict, checks and summary as HTML with inline styles (GitHub and nbconvert keep those)."""
+def verdict_html(verdict: Verdict, lines: list[tuple[str, str]], *, recorded: bool = False) -> str:
+    """Return verdict, checks and summary as HTML with inline styles (GitHub and nbconvert keep those).
+
+    Args:
+        verdict: with its checks.
+        lines: of summary().
+        recorded: it was judged from a recorded run.
+    """
     colour = _COLOURS[verdict.status]
     head = "".join(f'<th style="text-align:left">{name}</th>' for name in ("", "claim", "expected", "observed", "why"))
     rows = "".join(_check_row(check) for check in verdict.checks)
@@ -95,7 +106,7 @@ def verdict_html(verdict: Verdict, lines: list[tuple[str, str]]) -> str:
     return (
         f'<div style="border-left:6px solid {colour};padding:4px 14px">'
         f'<p style="font-size:130%;margin:4px 0"><b style="color:{colour}">{_MARKS[verdict.status]} '
-        f"Verdict: {html.escape(verdict.status)}</b></p>"
+        f"Verdict: {html.escape(verdict.status)}</b>{' · <b>recorded</b>' * recorded}</p>"
         f"<table><thead><tr>{head}</tr></thead>"
         f"<tbody>{rows}</tbody></table><p>{facts}</p></div>"
     )
@@ -116,15 +127,16 @@ def _check_row(check: Check) -> str:
 
 
 def repeat_command(notebook: str, parameters: Setting) -> str:
-    """Return the papermill command that repeats a run: what differs from the defaults, spelled out.
+    """Return the papermill command that repeats a run, or its replay: what differs from the defaults, spelled out.
 
     Args:
         notebook: its name without ending.
         parameters: what the run had.
     """
     words = ["papermill", f"notebooks/{notebook}.ipynb", f"outputs/{notebook}.again.ipynb"]
+    replaying = isinstance(parameters, Shown) and bool(parameters.replay)
     for name, field in type(parameters).model_fields.items():
         value = getattr(parameters, name)
-        if value != field.default:
+        if value != field.default and (free_in_replay(name) or not replaying):
             words += ["-y", f"{name}: {list(value)}"] if isinstance(value, tuple) else ["-p", name, str(value)]
     return shlex.join(words)

@@ -40,6 +40,8 @@ def wanted(params: Setting) -> bool:
         params: of the notebook.
     """
     chosen = params.interactive if isinstance(params, Shown) else None
+    if isinstance(params, Shown) and params.replay:
+        return False  # a panel runs engines
     if chosen is not None:
         return chosen
     kernel = getattr(get_ipython(), "kernel", None)

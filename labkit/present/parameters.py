@@ -13,7 +13,10 @@ import re
 from typing import Any, TypeVar
 
 from labkit.errors import ParameterError
+from labkit.measure.record import read_run, recorded_folder
+from labkit.present.judges import judge_of
 from labkit.settings import Setting
+from labkit.settings.values import Shown, free_in_replay
 
 Model = TypeVar("Model", bound=Setting)
 
@@ -24,20 +27,54 @@ _SECRET = re.compile(r"key|token$|secret|password", re.IGNORECASE)
 
 
 def parameters(model: type[Model], namespace: dict[str, Any]) -> Model:
-    """Return the notebook's parameters, checked.
+    """Return the notebook's parameters, checked; those of the recorded run where one is replayed.
 
     Args:
         model: what the notebook takes.
         namespace: `globals()` in a notebook; elsewhere a plain dict of the parameters themselves.
 
     Raises:
-        ParameterError: a name or a value can't be used, or there is no parameters cell.
+        ParameterError: a name or a value can't be used, there is no parameters cell, or there is nothing to replay.
     """
     history = namespace.get("In")
     if not isinstance(history, list):
-        return _checked(model, dict(namespace))
-    names = assigned_names(parameter_cells(history))
-    return _checked(model, {name: namespace[name] for name in names if name in namespace})
+        values, given = dict(namespace), set(namespace)
+    else:
+        cells = parameter_cells(history)
+        values = {name: namespace[name] for name in assigned_names(cells) if name in namespace}
+        given = set(assigned_names(cells[1:]))
+    chosen = _checked(model, values)
+    if not isinstance(chosen, Shown) or not chosen.replay:
+        return chosen
+    # in JupyterLab the tagged cell itself is edited: what isn't a default there was chosen too
+    given |= {name for name, field in model.model_fields.items() if values.get(name) is not None
+              and getattr(chosen, name) != field.default}  # fmt: skip
+    return _recorded(chosen, given)
+
+
+def _recorded(chosen: Model, given: set[str]) -> Model:
+    """Return the recorded run's parameters with what may be chosen beside `replay`; refuse the rest by name."""
+    run = read_run(recorded_folder(chosen.replay)).run  # type: ignore[attr-defined]
+    if judge_of(run["notebook"]).model is not type(chosen):
+        raise ParameterError(
+            f"{chosen.replay} is a run of {run['notebook']}, and not of this notebook"  # type: ignore[attr-defined]
+        )
+    recorded = type(chosen)(**{name: value for name, value in run["parameters"].items() if not _here(name)})
+    changed = [n for n in sorted(given) if not free_in_replay(n) and getattr(chosen, n) != getattr(recorded, n)]
+    if changed:
+        words = [f"{name} = {getattr(recorded, name)!r}" for name in changed]
+        raise ParameterError(
+            f"{', '.join(changed)} can't be changed in a replay",
+            why=f"the recorded run had {', '.join(words)}, and nothing is measured again",
+            hint="leave it out, or leave out `replay` to measure",
+        )
+    mine = {name for name in type(chosen).model_fields if _here(name) or (free_in_replay(name) and name in given)}
+    return recorded.model_copy(update={name: getattr(chosen, name) for name in mine})
+
+
+def _here(name: str) -> bool:
+    """Whether a parameter belongs to the replay itself, and not to what was recorded."""
+    return free_in_replay(name) and not name.startswith("predicted_")
 
 
 def parameter_cells(history: list[str]) -> list[str]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import html
 from dataclasses import asdict
+from typing import Any
 
 from labkit.analyze.choices import choices, choices_table, kv_text
 from labkit.engine.models import ModelFile, resolve_model
 from labkit.engine.preview import preview_command
+from labkit.measure.record import read_run, recorded_folder
 from labkit.present.show import table
 from labkit.settings import ServerSettings, Setting
+from labkit.settings.values import Shown
 
 
 def server_part(params: Setting) -> ServerSettings:
@@ -35,10 +38,23 @@ def preview(params: Setting) -> None:
         EngineError: extra_args sets a flag that a parameter is for.
     """
     settings = server_part(params)
-    if settings.attached:
-        return
+    if isinstance(params, Shown) and params.replay:
+        _preview_recorded(settings, params.replay)
+    elif not settings.attached:
+        _preview(settings)
+
+
+def _preview(settings: ServerSettings) -> None:
     model = resolve_model(settings.model)
     table(choices_table(choices(settings, asdict(model.facts)), preview_command(settings, str(model.path))))
+
+
+def _preview_recorded(settings: ServerSettings, replay: str) -> None:
+    """Display the same of a recorded run, from its record: there may be no model here, and no engine."""
+    arms = read_run(recorded_folder(replay)).run["arms"].values()
+    server: dict[str, Any] = next((arm["server"] for arm in arms if "server" in arm), {})
+    if not server.get("attached") and (facts := server.get("model", {}).get("facts")):
+        table(choices_table(choices(settings, facts), server["llama_server_command"]))
 
 
 def preview_html(settings: ServerSettings, model: ModelFile | None) -> str:

@@ -94,13 +94,23 @@ class Setting(BaseModel):
 
 
 class Shown(Setting):
-    """What every notebook has: a panel at its end, for a person."""
+    """What every notebook has: a panel at its end, for a person, and a recorded run in place of a measurement."""
 
     interactive: Switch | None = Field(
         None,
         description="show the panel at the end; none: where somebody sits in front of it",
         json_schema_extra=takes("true, false or None"),
     )
+    replay: str = Field("", description="a recorded run's folder: its tables, pictures and verdict; empty: measure")
+
+
+def free_in_replay(name: str) -> bool:
+    """Whether a parameter may be given beside `replay`: it changes nothing of what was recorded, nor its judging.
+
+    Args:
+        name: of the parameter.
+    """
+    return name in ("interactive", "replay", "strict", "outputs") or name.startswith("predicted_")
 
 
 def describe(error: ValidationError, model: type[BaseModel]) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analyze.build.claims import DEFAULTS, SMOKE, passed_flags
 from labkit.analyze.frames import Column, tidy
+from labkit.analyze.readings import recorded_facts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -207,8 +208,10 @@ def build_facts(run: dict[str, Any]) -> str:
     """Return the line under a picture: which build, for what."""
     build, engine = run.get("build"), run["engine"]
     if build:
-        return f"b{build['number'] or '?'} from {build['source']['kind']}, {build['backend']}, {build['jobs']} jobs"
-    return f"b{engine['number'] or '?'}, {engine.get('package') or engine.get('path')}"
+        what = f"b{build['number'] or '?'} from {build['source']['kind']}, {build['backend']}, {build['jobs']} jobs"
+    else:
+        what = f"b{engine['number'] or '?'}, {engine.get('package') or engine.get('path')}"
+    return " · ".join([what, *recorded_facts(run)])
 
 
 def _tool(tool: dict[str, Any] | None) -> str:

@@ -40,14 +40,20 @@ def pairs_shown(comparison: Comparison) -> pd.DataFrame:
     return comparison.pairs[list(SHOWN)]
 
 
-def sides_text(comparison: Comparison) -> str:
-    """Return the line that every picture's subtitle carries: notebook, runs, what differs."""
+def sides_text(comparison: Comparison, *, recorded: bool = False) -> str:
+    """Return the line that every picture's subtitle carries: notebook, runs, what differs.
+
+    Args:
+        comparison: of the two sides.
+        recorded: the comparison is a replay of an earlier one.
+    """
     one, other = comparison.before[0].run, comparison.after[0].run
     runs = [f"{run.get('run_id', '?')}" for run in (one, other)]
     more = [f" and {len(side) - 1} more" * (len(side) > 1) for side in (comparison.before, comparison.after)]
     what = comparison.change or "nothing"
     if not comparison.comparable:
         what += " · NOT COMPARABLE"
+    what += " · recorded" * recorded
     return f"{one.get('notebook')}: {runs[0]}{more[0]} → {runs[1]}{more[1]} · changed: {what}"
 
 

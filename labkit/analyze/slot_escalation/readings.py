@@ -126,12 +126,22 @@ def _waiting(frames: RunFrames, arm: str) -> str:
     return f"{text}, in the client {seconds_text(float(client))}." if waits_in_client else f"{text}."
 
 
+def small_pool_arm(frames: RunFrames) -> str | None:
+    """Return the arm of the client whose pool was too small; None where there is none.
+
+    Args:
+        frames: the run.
+    """
+    steps = ((arm, step_of(frames.data.run, arm)) for arm in frames.arms)
+    return next((arm for arm, step in steps if step and step.kind == "wrong_way"), None)
+
+
 def small_pool_reading(frames: RunFrames, arm: str | None) -> str:
     """Say what a client with too small a pool made of a server with slots to spare.
 
     Args:
         frames: the run.
-        arm: of measure_small_pool().
+        arm: of small_pool_arm().
     """
     if arm is None or arm not in frames.arms:
         return "Not shown: it wants a server of our own with more slots, and more requests, than client_pool."

@@ -8,8 +8,10 @@ from typing import Any
 
 import labkit as lab
 from labkit.analyze.verdict import Verdict
+from labkit.measure.compare_runs import recorded_sides
 from labkit.measure.record import Run, RunData
 from labkit.present.controls.knobs import Knob, choice, switch
+from labkit.present.judges import JUDGES
 from labkit.settings import Setting
 
 Say = Callable[[str], None]
@@ -76,7 +78,7 @@ def _judged_build(data: RunData, params: lab.Build) -> Outcome:
     view, charts = lab.build_view, lab.build_charts
     chart = charts.slots_and_cells(data.run, title="What each slot may use", subtitle=[view.build_facts(data.run)])
     guess = view.prediction_reading(data.run, params.predicted_slots)
-    return Outcome(lab.judge_build(data), guess, (chart, charts.slots_reading(data.run)))
+    return Outcome(JUDGES["00_build"].judge(data, params), guess, (chart, charts.slots_reading(data.run)))
 
 
 # --- 01 -----------------------------------------------------------------------------------------------
@@ -102,7 +104,7 @@ def _judged_slot_escalation(data: RunData, params: lab.SlotEscalation) -> Outcom
     guess = readings.scaling_reading(frames, params.predicted_gain)
     title = "Rates and first tokens against slots"
     chart = lab.scaling_chart(frames, title=title, subtitle=[readings.setup_facts(frames)])
-    return Outcome(lab.judge_slot_escalation(data), guess, (chart, guess))
+    return Outcome(JUDGES["01_slot_escalation"].judge(data, params), guess, (chart, guess))
 
 
 # --- 02 -----------------------------------------------------------------------------------------------
@@ -122,7 +124,9 @@ def _judged_kv_modes(data: RunData, params: lab.KvModes) -> Outcome:
     title = "One pool and a box for each slot, filled over time"
     chart = lab.kv_ledger(frames, title=title, subtitle=[readings.kv_facts(frames)])
     guess = readings.refused_prediction_reading(data, params.predicted_refused)
-    return Outcome(lab.judge_kv_modes(data), guess, (chart, readings.ledger_reading(frames)))
+    return Outcome(
+        JUDGES["02_kv_unified_vs_split"].judge(data, params), guess, (chart, readings.ledger_reading(frames))
+    )
 
 
 # --- 03 -----------------------------------------------------------------------------------------------
@@ -144,7 +148,7 @@ def _judged_late_arrival(data: RunData, params: lab.LateArrival) -> Outcome:
     frames, readings = lab.RunFrames(data), lab.late_readings
     chart = lab.slot_lanes(frames, title="Who held which slot, and when", subtitle=[lab.readings.run_facts(frames)])
     guess = readings.prediction_reading(frames, params.predicted_tokens_left)
-    return Outcome(lab.judge_late_arrival(data), guess, (chart, readings.lanes_reading(frames)))
+    return Outcome(JUDGES["03_late_arrival"].judge(data, params), guess, (chart, readings.lanes_reading(frames)))
 
 
 # --- 04 -----------------------------------------------------------------------------------------------
@@ -168,7 +172,7 @@ def _judged_metrics_and_gpu(data: RunData, params: lab.MetricsAndGpu) -> Outcome
     title, facts = "Requests processing and deferred", [lab.readings.run_facts(frames)]
     chart = lab.processing_and_deferred(frames, title=title, subtitle=facts)
     guess = readings.calls_prediction_reading(frames, params.predicted_calls)
-    return Outcome(lab.judge_metrics_and_gpu(data), guess, (chart, readings.queue_reading(frames)))
+    return Outcome(JUDGES["04_metrics_and_gpu"].judge(data, params), guess, (chart, readings.queue_reading(frames)))
 
 
 # --- 05 -----------------------------------------------------------------------------------------------
@@ -187,7 +191,7 @@ def _judged_kv_exhaustion(data: RunData, params: lab.KvExhaustion) -> Outcome:
     frames, readings = lab.RunFrames(data), lab.exhaustion_readings
     chart = lab.kv_cells_over_time(frames, title="Who holds the cells", subtitle=[lab.readings.run_facts(frames)])
     guess = readings.victims_reading(frames, params.predicted_victims)
-    return Outcome(lab.judge_kv_exhaustion(data), guess, (chart, readings.cells_reading(frames)))
+    return Outcome(JUDGES["05_kv_exhaustion"].judge(data, params), guess, (chart, readings.cells_reading(frames)))
 
 
 # --- 06 -----------------------------------------------------------------------------------------------
@@ -198,8 +202,8 @@ async def _compare_runs(params: lab.CompareRuns, run: Run, say: Say) -> None:
     say(f"before: {', '.join(map(str, sides.before_folders))}; after: {', '.join(map(str, sides.after_folders))}")
 
 
-def _judged_compare_runs(_data: RunData, params: lab.CompareRuns) -> Outcome:
-    sides, readings = lab.read_sides(params), lab.compare_readings
+def _judged_compare_runs(data: RunData, params: lab.CompareRuns) -> Outcome:
+    sides, readings = recorded_sides(data.run, params), lab.compare_readings
     comparison = lab.compared(
         sides.before, sides.after, changed=params.changed, tolerance_percent=params.tolerance_percent
     )
@@ -207,12 +211,12 @@ def _judged_compare_runs(_data: RunData, params: lab.CompareRuns) -> Outcome:
     chart = lab.change_intervals(comparison, title="What changed, and how surely", subtitle=[facts])
     guess = readings.predicted_change_reading(comparison, params.predicted_change_percent)
     picture = (chart, readings.change_reading(comparison))
-    return Outcome(lab.judge_compare_runs(comparison), guess, picture, sides.named(params))
+    return Outcome(JUDGES["06_compare_runs"].judge(data, params), guess, picture, sides.named(params))
 
 
 EXPERIMENTS = {
     "00_build": Experiment(
-        lab.Build,
+        JUDGES["00_build"].model,
         "predicted_slots",
         (
             choice("source", "git", "sdist", "tree"),
@@ -223,7 +227,7 @@ EXPERIMENTS = {
         _judged_build,
     ),
     "01_slot_escalation": Experiment(
-        lab.SlotEscalation,
+        JUDGES["01_slot_escalation"].model,
         "predicted_gain",
         (
             Knob("slots_list", form="list"),
@@ -236,14 +240,14 @@ EXPERIMENTS = {
         _judged_slot_escalation,
     ),
     "02_kv_unified_vs_split": Experiment(
-        lab.KvModes,
+        JUDGES["02_kv_unified_vs_split"].model,
         "predicted_refused",
         (Knob("prompt_tokens", form="list"), Knob("max_tokens", 4, 256, 4), switch("equal_per_slot")),
         _kv_modes,
         _judged_kv_modes,
     ),
     "03_late_arrival": Experiment(
-        lab.LateArrival,
+        JUDGES["03_late_arrival"].model,
         "predicted_tokens_left",
         (
             Knob("trigger_tokens", 1, 256),
@@ -258,7 +262,7 @@ EXPERIMENTS = {
         by_hand="treatment",
     ),
     "04_metrics_and_gpu": Experiment(
-        lab.MetricsAndGpu,
+        JUDGES["04_metrics_and_gpu"].model,
         "predicted_calls",
         (
             Knob("n_requests", 2, 16),
@@ -270,14 +274,14 @@ EXPERIMENTS = {
         _judged_metrics_and_gpu,
     ),
     "05_kv_exhaustion": Experiment(
-        lab.KvExhaustion,
+        JUDGES["05_kv_exhaustion"].model,
         "predicted_victims",
         (Knob("answers", form="list"), Knob("prompt_tokens", form="number"), switch("remedies")),
         _kv_exhaustion,
         _judged_kv_exhaustion,
     ),
     "06_compare_runs": Experiment(
-        lab.CompareRuns,
+        JUDGES["06_compare_runs"].model,
         "predicted_change_percent",
         (
             choice("changed", "auto", "parallel", "kv_unified", "ctx_size", "build"),
