@@ -1,0 +1,121 @@
+"""Takes out of a text what must not leave this machine. Pure: what to hide is handed over (see hidden.py).
+
+Two layers: known words (this machine's home folder, host, user and keys, in every spelling that a file may have
+them in), and shapes that are secret wherever they come from.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+GONE = "[redacted]"
+# fields of a record that hold what people wrote and models answered
+TEXT_FIELDS = frozenset({"prompt", "text", "content", "answer", "history", "messages"})
+
+
+@dataclass(frozen=True)
+class Hide:
+    """One thing to hide.
+
+    Args:
+        text: the thing.
+        stand_in: what stands in its place.
+        word: only where no letter or digit touches it: a name, which may be part of another word.
+    """
+
+    text: str
+    stand_in: str = GONE
+    word: bool = False
+
+
+_NAME_OF_ONE = r"(?:api[-_]?key|passw(?:or)?d|secret|(?:access|auth|hf|refresh)[-_]token)"
+_SHAPES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.S), GONE),
+    (re.compile(r"(?<=://)[^/\s\"'<>\\]+@"), f"{GONE}@"),
+    (re.compile(r"\b(bearer|basic)(\s+)(?=\S*[\d=._-])[\w.~+/=-]{6,}", re.I), rf"\1\2{GONE}"),
+    (re.compile(r"\b(?:hf_\w{16,}|sk-[\w-]{16,}|gh[pousr]_\w{20,}|glpat-[\w-]{16,}|AKIA[0-9A-Z]{16})"), GONE),
+    (re.compile(rf"(--?[\w-]*(?:{_NAME_OF_ONE}|-token)[ =]+)(?!\[)[^\s\"'\\]+", re.I), rf"\1{GONE}"),
+    (re.compile(r"\b([A-Z][A-Z0-9_]*(?:API_?KEY|TOKEN|SECRET|PASSWORD)[A-Z0-9_]*=)(?!\[)[^\s\"'\\]+"), rf"\1{GONE}"),
+    (re.compile(rf"([?&][\w-]*(?:{_NAME_OF_ONE}|key|token|sig|signature)=)(?!\[)[^&\s\"'#\\]+", re.I), rf"\1{GONE}"),
+    (re.compile(rf"([\"']{_NAME_OF_ONE}\\?[\"']\s*:\s*\\?[\"'])(?!\[)[^\"'\\]+", re.I), rf"\1{GONE}"),
+    (re.compile(r"(?<![\w.])/(?:home|Users)/[^/\s\"'<>:;,)\\]+|(?<![\w.])/root(?=[/\s\"']|$)"), "~"),
+)
+
+
+def redact(text: str, hides: Iterable[Hide]) -> str:
+    """Return `text` without what is hidden.
+
+    Args:
+        text: of any file.
+        hides: known things; longer ones go first, so that none is cut by a shorter one.
+    """
+    for hide in sorted(hides, key=lambda hide: -len(hide.text)):
+        for form in forms(hide):
+            if form.casefold() not in text.casefold():
+                continue
+            text = _without(text, form, hide)
+    for shape, stand_in in _SHAPES:
+        text = shape.sub(stand_in, text)
+    return text
+
+
+def forms(hide: Hide) -> list[str]:
+    """Return the spellings in which a thing may stand in a file: plain, in JSON, HTML, a URL, base64."""
+    text = hide.text
+    if hide.word:
+        return [text]
+    spelled = [text, json.dumps(text)[1:-1], html.escape(text), quote(text, safe=""), quote_plus(text)]
+    spelled += [base64.b64encode(text.encode()).decode()] if len(text) >= 6 else []
+    return sorted(set(spelled), key=lambda form: -len(form))
+
+
+def _without(text: str, form: str, hide: Hide) -> str:
+    pattern = re.escape(form)
+    if hide.word:
+        pattern = rf"(?<![^\W_]){pattern}(?![^\W_])"
+    return re.sub(pattern, lambda _: hide.stand_in, text, flags=re.I if hide.word else 0)
+
+
+def redact_json(value: Any, hides: Sequence[Hide], *, drop_text: bool = False) -> Any:
+    """Return a JSON value redacted, before anything is escaped in it.
+
+    Args:
+        value: parsed.
+        hides: known things; names of fields lose secrets alone, since a user may be called like a field.
+        drop_text: leave prompts and answers out.
+    """
+    if isinstance(value, str):
+        return redact(value, hides)
+    if isinstance(value, list):
+        return [redact_json(item, hides, drop_text=drop_text) for item in value]
+    if not isinstance(value, dict):
+        return value
+    secrets = [hide for hide in hides if not hide.word]
+    return {
+        redact(key, secrets): left_out(item)
+        if drop_text and key in TEXT_FIELDS and item
+        else redact_json(item, hides, drop_text=drop_text)
+        for key, item in value.items()
+    }
+
+
+def left_out(value: Any) -> str:
+    """Return what stands in the place of a prompt or an answer."""
+    return f"[left out: {len(value)} characters]" if isinstance(value, str) else "[left out]"
+
+
+def texts_in(value: Any) -> list[str]:
+    """Return the prompts and answers in a JSON value, to be hidden wherever else they are quoted."""
+    if isinstance(value, list):
+        return [text for item in value for text in texts_in(item)]
+    if not isinstance(value, dict):
+        return []
+    own = [item for key, item in value.items() if key in TEXT_FIELDS and isinstance(item, str)]
+    return own + [text for item in value.values() for text in texts_in(item)]
