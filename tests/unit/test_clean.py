@@ -33,7 +33,9 @@ def test_it_lists_runs_and_the_cache_and_not_what_is_committed(held: Path) -> No
     assert set(items) == {RUN, "outputs/link", "cache/builds"}
     assert items["cache/builds"].size_bytes == 2000
     assert 0 <= items[RUN].age_s < 60
-    assert [item.size_bytes for item in clean.holdings()] == sorted((i.size_bytes for i in items.values()), reverse=True)
+    assert [item.size_bytes for item in clean.holdings()] == sorted(
+        (i.size_bytes for i in items.values()), reverse=True
+    )
 
 
 @pytest.mark.parametrize("name", [RUN, "outputs/03_late_arrival", "outputs/03_late_arrival/"])
@@ -50,7 +52,8 @@ def test_of_a_link_it_removes_the_link(held: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["outputs", "", "/", "..", "outputs/..", "outputs/../elsewhere", "outputs/README.md", "outputs/samples", "/etc"]
+    "name",
+    ["outputs", "", "/", "..", "outputs/..", "outputs/../elsewhere", "outputs/README.md", "outputs/samples", "/etc"],
 )
 def test_nothing_else_can_be_named(held: Path, name: str) -> None:
     before = sorted(held.rglob("*"))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import re
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -82,7 +80,8 @@ def test_the_pixels_of_a_picture_are_drawn_anew_from_what_is_redacted(here: Path
     made, _ = pack.pack(planted(here))
     with zipfile.ZipFile(made) as archive:
         node = json.loads(archive.read("03_late_arrival.ipynb"))
-    (image,) = [out["data"]["image/png"] for cell in node["cells"] for out in cell.get("outputs", []) if "data" in out and "image/png" in out["data"]]  # fmt: skip
+    bundles = [out.get("data", {}) for cell in node["cells"] for out in cell.get("outputs", [])]
+    (image,) = [bundle["image/png"] for bundle in bundles if "image/png" in bundle]
     assert base64.b64decode("".join(image)).startswith(b"\x89PNG\r\n")  # and not the stand-in of the test's notebook
 
 
