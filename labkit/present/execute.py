@@ -166,7 +166,7 @@ def _interruptible() -> Iterator[tuple[type, list[int]]]:
     made: list[Any] = []
     signals: list[int] = []
 
-    class Kernels(AsyncKernelManager):
+    class Kernels(AsyncKernelManager):  # type: ignore[misc]
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings)
             made.append(self)

@@ -130,7 +130,7 @@ def _stem(folder: Path) -> str:
 
 def _redacted(text: str, suffix: str, hides: Sequence[Hide], drop: bool) -> str:
     if suffix == ".jsonl":
-        return "".join(_line(line, hides, drop) + "\n" for line in text.splitlines())
+        return "".join(_line(line, hides, drop) for line in text.splitlines())
     if suffix == ".json":
         with suppress(ValueError):
             return json.dumps(redact_json(json.loads(text), hides, drop_text=drop), indent=1)
@@ -140,10 +140,10 @@ def _redacted(text: str, suffix: str, hides: Sequence[Hide], drop: bool) -> str:
 def _line(line: str, hides: Sequence[Hide], drop: bool) -> str:
     try:
         value = json.loads(line)
-    except ValueError:  # the half-written last line of a run that was killed
-        return redact(line, hides)
+    except ValueError:  # the half-written last line of a run that was killed: nobody reads it, and it may hold text
+        return ""
     changed = redact_json(value, hides, drop_text=drop)
-    return line if changed == value else json.dumps(changed)
+    return f"{line if changed == value else json.dumps(changed)}\n"
 
 
 def _made(staging: Path, notebook: Path | None, name: str, hides: Sequence[Hide]) -> None:

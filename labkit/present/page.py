@@ -10,7 +10,6 @@ import base64
 import html
 import json
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from labkit.present.headline import repeat_command, summary, verdict_html
 TEMPLATES = Path(__file__).parent / "template"
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _SHOWN = ("image/png", "text/html", "text/plain")
+_ARMS_SHOWN = 4
 _TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 
 
@@ -154,21 +154,22 @@ def _record(run: dict[str, Any], folder: Path | None) -> str:
     from labkit.analyze.effective import settings_table
     from labkit.present.show import table_html
 
+    arms = [arm for arm in run.get("arms", {}).values() if arm.get("server")]
     parts = []
-    for arm in run.get("arms", {}).values():
-        with suppress(KeyError, TypeError):  # an arm without a server of its own, or one of another version
-            parts.append(_arm(arm, lambda arm=arm: table_html(settings_table(arm["server"]))[0]))
-    return "".join([*parts[:4], _more_arms(parts), _files(folder)])
+    for arm in arms[:_ARMS_SHOWN]:
+        with suppress(KeyError, TypeError):  # a record of another version
+            parts.append(_arm(arm, table_html(settings_table(arm["server"]))[0]))
+    return "".join([*parts, _more_arms(len(arms) - _ARMS_SHOWN), _files(folder)])
 
 
-def _arm(arm: dict[str, Any], table: Callable[[], str]) -> str:
+def _arm(arm: dict[str, Any], table: str) -> str:
     command = html.escape(arm["server"].get("llama_server_command") or "")
     title = html.escape(str(arm.get("title") or "server"))
-    return f'<h3>{title}</h3><div class="wide">{table()}</div><p><code>{command}</code></p>'
+    return f'<h3>{title}</h3><div class="wide">{table}</div><p><code>{command}</code></p>'
 
 
-def _more_arms(parts: list[str]) -> str:
-    return f'<p class="pale">and {len(parts) - 4} servers more: see run.json</p>' if len(parts) > 4 else ""
+def _more_arms(more: int) -> str:
+    return f'<p class="pale">and {more} servers more: see run.json</p>' if more > 0 else ""
 
 
 def _files(folder: Path | None) -> str:

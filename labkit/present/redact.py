@@ -12,12 +12,15 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, quote_plus
 
 GONE = "[redacted]"
 # fields of a record that hold what people wrote and models answered
 TEXT_FIELDS = frozenset({"prompt", "text", "content", "answer", "history", "messages"})
+
+_PIXELS = frozenset({"image/png", "image/jpeg"})
 
 
 @dataclass(frozen=True)
@@ -58,29 +61,28 @@ def redact(text: str, hides: Iterable[Hide]) -> str:
     """
     for hide in sorted(hides, key=lambda hide: -len(hide.text)):
         for form in forms(hide):
-            if form.casefold() not in text.casefold():
-                continue
             text = _without(text, form, hide)
     for shape, stand_in in _SHAPES:
         text = shape.sub(stand_in, text)
     return text
 
 
-def forms(hide: Hide) -> list[str]:
+@lru_cache(maxsize=1024)
+def forms(hide: Hide) -> tuple[str, ...]:
     """Return the spellings in which a thing may stand in a file: plain, in JSON, HTML, a URL, base64."""
     text = hide.text
     if hide.word:
-        return [text]
+        return (text,)
     spelled = [text, json.dumps(text)[1:-1], html.escape(text), quote(text, safe=""), quote_plus(text)]
     spelled += [base64.b64encode(text.encode()).decode()] if len(text) >= 6 else []
-    return sorted(set(spelled), key=lambda form: -len(form))
+    return tuple(sorted(set(spelled), key=lambda form: -len(form)))
 
 
 def _without(text: str, form: str, hide: Hide) -> str:
-    pattern = re.escape(form)
-    if hide.word:
-        pattern = rf"(?<![^\W_]){pattern}(?![^\W_])"
-    return re.sub(pattern, lambda _: hide.stand_in, text, flags=re.I if hide.word else 0)
+    if not hide.word:
+        return text.replace(form, hide.stand_in)
+    pattern = rf"(?<![^\W_]){re.escape(form)}(?![^\W_])"
+    return re.sub(pattern, lambda _: hide.stand_in, text, flags=re.IGNORECASE)
 
 
 def redact_json(value: Any, hides: Sequence[Hide], *, drop_text: bool = False) -> Any:
@@ -88,7 +90,7 @@ def redact_json(value: Any, hides: Sequence[Hide], *, drop_text: bool = False) -
 
     Args:
         value: parsed.
-        hides: known things; names of fields lose secrets alone, since a user may be called like a field.
+        hides: known things; a field's plain name keeps what is hidden as a word: a user may be called like a field.
         drop_text: leave prompts and answers out.
     """
     if isinstance(value, str):
@@ -97,13 +99,19 @@ def redact_json(value: Any, hides: Sequence[Hide], *, drop_text: bool = False) -
         return [redact_json(item, hides, drop_text=drop_text) for item in value]
     if not isinstance(value, dict):
         return value
-    secrets = [hide for hide in hides if not hide.word]
-    return {
-        redact(key, secrets): left_out(item)
-        if drop_text and key in TEXT_FIELDS and item
-        else redact_json(item, hides, drop_text=drop_text)
-        for key, item in value.items()
-    }
+    return {_key(key, hides): _item(key, item, hides, drop_text) for key, item in value.items()}
+
+
+def _key(key: str, hides: Sequence[Hide]) -> str:
+    return redact(key, [hide for hide in hides if not hide.word] if key.isidentifier() else hides)
+
+
+def _item(key: str, item: Any, hides: Sequence[Hide], drop_text: bool) -> Any:
+    if drop_text and key in TEXT_FIELDS and item:
+        return left_out(item)
+    if key in _PIXELS and isinstance(item, str):  # base64, in which a short name can stand by chance
+        return item
+    return redact_json(item, hides, drop_text=drop_text)
 
 
 def left_out(value: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import html
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,11 +17,10 @@ from labkit.present.execute import execute, quick_parameters
 from labkit.present.headline import COLOURS, MARKS
 from labkit.present.outcome import INTERRUPTED, Outcome
 from labkit.present.pack import find_run
-from labkit.present.page import document, facts_of, page_of
+from labkit.present.page import document, facts_of, page_of, title_of
 from labkit.present.progress import Progress
 
 COMPARED, COMPARISON = "03_late_arrival", "06_compare_runs"
-_HEADING = re.compile(r"<h1>(.*?)</h1>")
 
 
 @dataclass(frozen=True)
@@ -195,8 +193,9 @@ def _line(row: Row) -> str:
 
 
 def _title(outcome: Outcome) -> str:
-    found = _HEADING.search(outcome.page.read_text(encoding="utf-8")) if outcome.page else None
-    return found[1] if found else outcome.notebook.stem
+    import nbformat
+
+    return html.escape(title_of(nbformat.read(outcome.notebook, as_version=4), outcome.notebook.stem))
 
 
 def reason(outcome: Outcome) -> str:

@@ -182,7 +182,10 @@ def test_a_name_is_hidden_as_a_word_and_not_inside_another() -> None:
 
 def test_names_of_fields_lose_secrets_alone() -> None:
     hides = [Hide("status", "[user]", word=True), Hide("s3cret-s3cret")]
-    assert redact_json({"status": "status", "s3cret-s3cret": 1}, hides) == {"status": "[user]", "[redacted]": 1}
+    given = {"status": "status", "s3cret-s3cret": 1, "the status of": 2, "image/png": "status+", "n_status": 3}
+    assert redact_json(given, hides) == {
+        "status": "[user]", "[redacted]": 1, "the [user] of": 2, "image/png": "status+", "n_status": 3,
+    }  # fmt: skip
 
 
 def test_a_longer_secret_is_not_cut_by_a_shorter_one() -> None:
