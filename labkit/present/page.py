@@ -154,17 +154,17 @@ def _record(run: dict[str, Any], folder: Path | None) -> str:
     from labkit.analyze.effective import settings_table
     from labkit.present.show import table_html
 
-    arms = [arm for arm in run.get("arms", {}).values() if arm.get("server")]
+    arms = [(name, arm) for name, arm in run.get("arms", {}).items() if arm.get("server")]
     parts = []
-    for arm in arms[:_ARMS_SHOWN]:
+    for name, arm in arms[:_ARMS_SHOWN]:
         with suppress(KeyError, TypeError):  # a record of another version
-            parts.append(_arm(arm, table_html(settings_table(arm["server"]))[0]))
+            parts.append(_arm(name, arm, table_html(settings_table(arm["server"]))[0]))
     return "".join([*parts, _more_arms(len(arms) - _ARMS_SHOWN), _files(folder)])
 
 
-def _arm(arm: dict[str, Any], table: str) -> str:
+def _arm(name: str, arm: dict[str, Any], table: str) -> str:
     command = html.escape(arm["server"].get("llama_server_command") or "")
-    title = html.escape(str(arm.get("title") or "server"))
+    title = html.escape(f"{name}: {arm['title']}" if arm.get("title") else name)
     return f'<h3>{title}</h3><div class="wide">{table}</div><p><code>{command}</code></p>'
 
 

@@ -111,7 +111,7 @@ def test_2_and_3_what_can_not_be_run_is_refused(tmp_path: Path, arguments: list[
     assert (done.returncode, line["exit_code"], line["error"]["name"]) == (code, code, name)
     assert Path(line["notebook"]).is_file()
     assert Path(line["page"]).is_file()
-    assert done.stderr == ""
+    assert "03_late_arrival:" not in done.stderr
 
 
 @pytest.mark.full

@@ -44,9 +44,9 @@ def planted(outputs: Path) -> Path:
     error = {"name": "boom", "error": {"message": f"401 from http://u:{USERINFO}@{HOST}/ with key {KEY_FILE}"}}
     folder = write_run(
         outputs, title=f"on {HOST} as {USER}", printed=awkward, log=f"{awkward}\nquoted: {PROMPT}\n",
-        arms={"treatment": {"server": {"argv": ["llama-server", "--api-key", ENVIRONMENT], "base_url": f"http://{HOST}"}},
-              "notes": error, awkward: "a name"},
-        provenance={"executable": f"{HOME}/venv/bin/python", "who": everything},
+        arms={"treatment": {"server": {"argv": ["llama-server", "--api-key", ENVIRONMENT], "base_url": f"http://{HOST}"},
+                            "notes": error}},
+        provenance={"executable": f"{HOME}/venv/bin/python", "who": everything, awkward: "a field's name"},
     )  # fmt: skip
     row = {"label": "A", "prompt": PROMPT, "text": ANSWER, "error": f"{awkward} {PROMPT}", "at_s": 0.12345678901234}
     (folder / "requests.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row)[:90])
