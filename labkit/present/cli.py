@@ -35,7 +35,7 @@ class _Kit(click.Group):
             raise click.exceptions.Exit(INTERRUPTED) from None
 
 
-@click.group(cls=_Kit, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Kit, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(labkit.__version__, prog_name="labkit")
 def main() -> None:
     """Run the llama-server batching lab's notebooks, and make evidence of them that one can attach."""

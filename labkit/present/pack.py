@@ -75,7 +75,7 @@ def pack(folder: Path, target: Path | None = None, *, with_text: bool = False) -
     with TemporaryDirectory(prefix="labkit-pack-") as scratch:
         staging = Path(scratch)
         skipped = _redacted_copy(folder, staging, hides, drop_text=not with_text)
-        _made(staging, executed_copy(folder, run), run["notebook"], hides)
+        _made(staging, executed_copy(folder, run), run["notebook"], hides, drop_text=not with_text)
         _refuse_secrets(staging, hides)
         _zip(staging, target)
     return target, skipped
@@ -146,10 +146,10 @@ def _line(line: str, hides: Sequence[Hide], drop: bool) -> str:
     return f"{line if changed == value else json.dumps(changed)}\n"
 
 
-def _made(staging: Path, notebook: Path | None, name: str, hides: Sequence[Hide]) -> None:
+def _made(staging: Path, notebook: Path | None, name: str, hides: Sequence[Hide], *, drop_text: bool) -> None:
     """Make notebook, page and summary from what is redacted."""
     node = nbformat.read(notebook, as_version=4) if notebook else _stand_in(name)
-    node = nbformat.from_dict(redact_json(node, hides))
+    node = nbformat.from_dict(redact_json(node, hides, drop_text=drop_text, fields=frozenset()))
     for output in (output for cell in node.cells for output in cell.get("outputs", [])):
         _redraw(output, staging)
     copy = staging / f"{name}.ipynb"

@@ -20,6 +20,8 @@ GONE = "[redacted]"
 # fields of a record that hold what people wrote and models answered
 TEXT_FIELDS = frozenset({"prompt", "text", "content", "answer", "history", "messages"})
 
+# what notebook 01 reads out (labkit/analyze/slot_escalation/readings.py); the answer is in no record to know it from
+_QUOTED_ANSWER = re.compile(r"(was answered: )“.*”", re.DOTALL)
 _PIXELS = frozenset({"image/png", "image/jpeg"})
 
 
@@ -85,33 +87,41 @@ def _without(text: str, form: str, hide: Hide) -> str:
     return re.sub(pattern, lambda _: hide.stand_in, text, flags=re.IGNORECASE)
 
 
-def redact_json(value: Any, hides: Sequence[Hide], *, drop_text: bool = False) -> Any:
+def redact_json(
+    value: Any, hides: Sequence[Hide], *, drop_text: bool = False, fields: frozenset[str] = TEXT_FIELDS
+) -> Any:
     """Return a JSON value redacted, before anything is escaped in it.
 
     Args:
         value: parsed.
         hides: known things; a field's plain name keeps what is hidden as a word: a user may be called like a field.
-        drop_text: leave prompts and answers out.
+        drop_text: leave prompts and answers out: what a notebook quotes, and
+        fields: what stands in these; none, where such names mean something else.
     """
     if isinstance(value, str):
-        return redact(value, hides)
+        return redact(without_quotes(value) if drop_text else value, hides)
     if isinstance(value, list):
-        return [redact_json(item, hides, drop_text=drop_text) for item in value]
+        return [redact_json(item, hides, drop_text=drop_text, fields=fields) for item in value]
     if not isinstance(value, dict):
         return value
-    return {_key(key, hides): _item(key, item, hides, drop_text) for key, item in value.items()}
+    return {_key(key, hides): _item(key, item, hides, drop_text, fields) for key, item in value.items()}
 
 
 def _key(key: str, hides: Sequence[Hide]) -> str:
     return redact(key, [hide for hide in hides if not hide.word] if key.isidentifier() else hides)
 
 
-def _item(key: str, item: Any, hides: Sequence[Hide], drop_text: bool) -> Any:
-    if drop_text and key in TEXT_FIELDS and item:
+def _item(key: str, item: Any, hides: Sequence[Hide], drop_text: bool, fields: frozenset[str]) -> Any:
+    if drop_text and key in fields and item:
         return left_out(item)
     if key in _PIXELS and isinstance(item, str):  # base64, in which a short name can stand by chance
         return item
-    return redact_json(item, hides, drop_text=drop_text)
+    return redact_json(item, hides, drop_text=drop_text, fields=fields)
+
+
+def without_quotes(text: str) -> str:
+    """Return what a notebook shows without the answer that it quotes."""
+    return _QUOTED_ANSWER.sub(r"\1[left out]", text)
 
 
 def left_out(value: Any) -> str:

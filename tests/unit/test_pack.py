@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from labkit.analyze.slot_escalation.readings import answer_reading
 from labkit.errors import ParameterError, RecordError
 from labkit.present import hidden, pack
 from labkit.present.redact import Hide, redact, redact_json
@@ -83,6 +84,14 @@ def test_the_pixels_of_a_picture_are_drawn_anew_from_what_is_redacted(here: Path
     bundles = [out.get("data", {}) for cell in node["cells"] for out in cell.get("outputs", [])]
     (image,) = [bundle["image/png"] for bundle in bundles if "image/png" in bundle]
     assert base64.b64decode("".join(image)).startswith(b"\x89PNG\r\n")  # and not the stand-in of the test's notebook
+
+
+def test_the_answer_that_01_reads_out_is_left_out_though_no_record_has_it(here: Path) -> None:
+    reading = answer_reading("Ships “rely” on Tanaka", 2)
+    folder = write_run(here, printed=f"<p>{reading}</p> and then")
+    assert "Tanaka" in reading
+    assert not [name for name, data in bytes_of(pack.pack(folder)[0]).items() if b"Tanaka" in data]
+    assert b"Tanaka" in bytes_of(pack.pack(folder, with_text=True)[0])["report.html"]
 
 
 def test_texts_are_kept_on_request_and_secrets_are_not(here: Path) -> None:
