@@ -14,7 +14,7 @@ import click
 
 import labkit
 from labkit.errors import LabError
-from labkit.present.outcome import INTERRUPTED, Outcome, worst
+from labkit.present.outcome import INTERRUPTED, Outcome
 from labkit.present.progress import Progress
 
 _PARAMETERS = click.option("-p", "pairs", nargs=2, multiple=True, metavar="NAME VALUE", help="A parameter.")
@@ -122,7 +122,7 @@ def report(notebooks: tuple[str, ...], full: bool, folder: Path | None, pairs: A
     for row in rows:
         click.echo(f"{row.outcome.status.replace('_', ' '):13} {row.name}  {report.reason(row.outcome)}")
     click.echo(target / "index.html")
-    raise click.exceptions.Exit(worst([row.outcome.exit_code for row in rows]))
+    raise click.exceptions.Exit(report.exit_code(rows))
 
 
 @main.command()

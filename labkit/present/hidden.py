@@ -19,7 +19,7 @@ _USER_VARIABLES = ("USER", "LOGNAME", "USERNAME", "SUDO_USER")
 # of nobody in particular, or words of the record itself
 _NOBODY = frozenset({"root", "user", "admin", "test", "build", "server", "control", "treatment", "localhost", "lab"})
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"})  # noqa: S104
-_SHORTEST_NAME, _SHORTEST_SECRET = 3, 6
+_SHORTEST_NAME, _SHORTEST_SECRET = 2, 6
 
 
 def hidden_here(run: dict[str, Any]) -> list[Hide]:

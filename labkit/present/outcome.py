@@ -9,8 +9,8 @@ from typing import Any
 
 from labkit import errors
 
-INTERRUPTED = 130
-_BY_VERDICT = {"supported": 0, "refuted": 1, "inconclusive": 4}
+INCONCLUSIVE, INTERRUPTED = 4, 130
+_BY_VERDICT = {"supported": 0, "refuted": 1, "inconclusive": INCONCLUSIVE}
 _CRASHED = 5
 # which of several is the worst: one that says nothing of the machine's or the server's state is the mildest
 _WORST_FIRST = (INTERRUPTED, 5, 3, 2, 1, 4, 0)
@@ -51,8 +51,8 @@ class Outcome:
         if name and name != errors.VerdictError.__name__:
             kind = getattr(errors, name, None)
             return kind.exit_code if isinstance(kind, type) and issubclass(kind, errors.LabError) else _CRASHED
-        code = _BY_VERDICT.get(self.status, _BY_VERDICT["inconclusive"])
-        return _CRASHED if code == _BY_VERDICT["inconclusive"] and self._server_died() else code
+        code = _BY_VERDICT.get(self.status, INCONCLUSIVE)
+        return _CRASHED if code == INCONCLUSIVE and self._server_died() else code
 
     def _server_died(self) -> bool:
         return any(arm.get("server_alive") is False for arm in self.run.get("arms", {}).values())

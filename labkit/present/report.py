@@ -15,7 +15,7 @@ from labkit.measure.record import outputs_folder
 from labkit.present.digest import digest_of
 from labkit.present.execute import execute, quick_parameters
 from labkit.present.headline import COLOURS, MARKS
-from labkit.present.outcome import INTERRUPTED, Outcome
+from labkit.present.outcome import INCONCLUSIVE, INTERRUPTED, Outcome, worst
 from labkit.present.pack import find_run
 from labkit.present.page import document, facts_of, page_of, title_of
 from labkit.present.progress import Progress
@@ -126,6 +126,12 @@ def report(
     return rows
 
 
+def exit_code(rows: list[Row]) -> int:
+    """Return the exit code of a report: the worst, but for a comparison of equal runs that can't tell, as it should."""
+    codes = [(row.name, row.outcome.exit_code) for row in rows]
+    return worst([code for name, code in codes if (name, code) != (COMPARISON, INCONCLUSIVE)])
+
+
 def _fields(notebook: Path) -> dict[str, Any]:
     from labkit.present.controls.experiments import EXPERIMENTS
 
@@ -186,10 +192,12 @@ def _line(row: Row) -> str:
     links = [path for path in (outcome.page, outcome.digest, outcome.notebook) if path]
     files = " · ".join(f'<a href="{html.escape(path.name)}">{path.suffix[1:]}</a>' for path in links)
     title = f'<a href="{html.escape(outcome.page.name)}">{_title(outcome)}</a>' if outcome.page else row.name
-    return (
-        f'<tr><td class="status" style="color:{COLOURS[outcome.status]}">{status}</td><td>{title}</td>'
-        f"<td>{html.escape(reason(outcome))}</td><td>{outcome.seconds:.0f} s</td><td>{files}</td></tr>"
-    )
+    cells = [
+        f'<td class="status" style="color:{COLOURS[outcome.status]}">{status}</td><td>{title}</td>',
+        f"<td>{html.escape(reason(outcome))}</td>",
+        f'<td class="short">{outcome.seconds:.0f} s</td><td class="short">{files}</td>',
+    ]
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 def _title(outcome: Outcome) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from labkit.present.digest import digest_of
 from labkit.present.outcome import Outcome
 from labkit.present.page import page_of
-from labkit.present.report import Row, reason, with_evidence, write_index
+from labkit.present.report import Row, exit_code, reason, with_evidence, write_index
 from tests.recorded import PNG, run_json, write_run
 
 
@@ -83,6 +83,16 @@ def test_the_index_shows_every_verdict_and_links_what_lies_beside_it(tmp_path: P
     assert 'href="03_late_arrival.html"' in page
     assert (folder / "03_late_arrival.html").is_file()
     assert "- **not run** 05_kv_exhaustion" in (folder / "index.md").read_text()
+
+
+def test_an_undecided_comparison_of_equal_runs_does_not_fail_a_report() -> None:
+    def row(name: str, status: str) -> Row:
+        return Row(name, Outcome(Path("x"), run=run_json(verdict={"status": status, "checks": []})))
+
+    good, equal = row("03_late_arrival", "supported"), row("06_compare_runs", "inconclusive")
+    assert exit_code([good, equal]) == 0
+    assert exit_code([good, row("06_compare_runs", "refuted")]) == 1
+    assert exit_code([row("03_late_arrival", "inconclusive"), equal]) == 4
 
 
 def test_the_reason_is_the_deciding_check() -> None:
