@@ -96,11 +96,12 @@ def test_1_refuted_without_continuous_batching(tmp_path: Path) -> None:
     ("arguments", "code", "name"),
     [
         (["-p", "paralel", "8"], 2, "ParameterError"),
-        pytest.param(["-p", "model", "/no/such.gguf"], 3, "ModelError", marks=pytest.mark.full),
-        pytest.param(["-p", "engine", "/no/such/llama-server"], 3, "EngineError", marks=pytest.mark.full),
-        pytest.param(["-p", "model", "toy", "-p", "port", "{taken}"], 3, "PortInUseError", marks=pytest.mark.full),
+        (["-p", "model", "/no/such.gguf"], 3, "ModelError"),
+        (["-p", "engine", "/no/such/llama-server"], 3, "EngineError"),
+        (["-p", "model", "toy", "-p", "port", "{taken}"], 3, "PortInUseError"),
     ],
 )
+@pytest.mark.full
 def test_2_and_3_what_can_not_be_run_is_refused(tmp_path: Path, arguments: list[str], code: int, name: str) -> None:
     import socket
 
@@ -132,6 +133,7 @@ def test_4_inconclusive_where_a_was_over_too_early(tmp_path: Path) -> None:
     assert last_line(done.stdout)["verdict"] == "inconclusive"
 
 
+@pytest.mark.full
 def test_5_a_notebook_crashed(tmp_path: Path) -> None:
     done = labkit("run", str(write_notebook(tmp_path / "mine.ipynb", "1 / 0")), "-p", "outputs", ".", cwd=tmp_path)
     assert done.returncode == 5
