@@ -54,6 +54,7 @@ def doctor(engine: str, model: str) -> None:
 
 
 _WIDTH = 45  # of doctor's longest name
+_CRASHED = 5
 
 
 @main.command()
@@ -154,8 +155,14 @@ def verify(name: Path) -> None:
 @click.option("-o", "target", type=click.Path(path_type=Path), help="The executed notebook.")
 def replay(name: Path, target: Path | None) -> None:
     """Show a recorded RUN in its notebook, without an engine."""
-    target = target or Path.cwd() / f"{name.resolve().name}.replay.ipynb"
-    click.echo(import_module("labkit.present.replay").replay(name, target))
+    from papermill.exceptions import PapermillExecutionError
+
+    target = target or Path.cwd() / f"{name.resolve().stem}.replay.ipynb"
+    try:
+        click.echo(import_module("labkit.present.replay").replay(name, target))
+    except PapermillExecutionError as error:
+        click.echo(f"{error.ename}: {error.evalue}\n{target}", err=True)
+        raise click.exceptions.Exit(_CRASHED) from None
 
 
 @main.command()

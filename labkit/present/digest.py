@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from labkit.present.page import facts_of, title_of
+from labkit.present.page import facts_of, recorded_of, title_of
 
 
 def digest_of(notebook: Path, run: dict[str, Any]) -> str:
@@ -20,6 +20,7 @@ def digest_of(notebook: Path, run: dict[str, Any]) -> str:
     node = nbformat.read(notebook, as_version=4)
     status = str(run.get("verdict", {}).get("status", "not_run")).replace("_", " ")
     parts = [f"# {title_of(node, notebook.stem)}", f"**Verdict: {status}**"]
+    parts += [text] if (text := recorded_of(run)) else []
     parts += [_check(check) for check in run.get("verdict", {}).get("checks", [])]
     parts += [f"**{out.ename}**: {out.evalue}" for out in _outputs(node) if out.output_type == "error"]
     readings = [alt for out in _outputs(node) if (alt := out.get("metadata", {}).get("image/png", {}).get("alt"))]

@@ -89,11 +89,21 @@ def facts_of(run: dict[str, Any]) -> list[tuple[str, str]]:
     return []
 
 
+def recorded_of(run: dict[str, Any]) -> str:
+    """Return the sentence that marks a replay; empty for a run that was measured."""
+    first = run.get("recorded")
+    if not first:
+        return ""
+    what = f"replayed from run {first.get('run_id')}, measured {first.get('started_at')}"
+    return f"Recorded: {what}; nothing was measured now"
+
+
 def _lead(run: dict[str, Any]) -> str:
     if not run:
         return ""
-    recorded = f" · run {html.escape(str(run.get('run_id')))}"
-    return f'<p class="lead">{html.escape(str(run.get("started_at", "")))}{recorded}</p>'
+    when = f"{run.get('started_at', '')} · run {run.get('run_id')}"
+    recorded = f'<p class="recorded">{html.escape(text)}</p>' if (text := recorded_of(run)) else ""
+    return f'<p class="lead">{html.escape(when)}</p>{recorded}'
 
 
 def _verdict(run: dict[str, Any]) -> str:

@@ -14,7 +14,8 @@ from labkit.errors import ParameterError, RecordError
 from labkit.measure.record import outputs_folder
 from labkit.present.digest import digest_of
 from labkit.present.execute import execute, quick_parameters
-from labkit.present.headline import COLOURS, MARKS
+from labkit.present.headline import _COLOURS as COLOURS
+from labkit.present.headline import _MARKS as MARKS
 from labkit.present.outcome import INCONCLUSIVE, INTERRUPTED, Outcome, worst
 from labkit.present.pack import find_run
 from labkit.present.page import document, facts_of, page_of, title_of

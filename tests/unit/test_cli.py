@@ -103,13 +103,6 @@ def test_a_notebook_is_meant_by_number_name_or_path(tmp_path: Path) -> None:
     assert [path.stem[:2] for path in execute.notebooks()] == ["00", "01", "02", "03", "04", "05", "06"]
 
 
-def test_every_notebook_names_its_run_folder_as_the_command_looks_for_it() -> None:
-    for notebook in execute.notebooks():
-        assert 'print(f"everything goes to {run.folder}\\n' in "".join(
-            json.loads(notebook.read_text())["cells"][4]["source"]
-        )
-
-
 def test_progress_is_plain_lines_where_there_is_no_terminal() -> None:
     out = io.StringIO()
     progress = Progress("03", out=out)

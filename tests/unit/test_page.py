@@ -71,6 +71,15 @@ def test_the_summary_reads_as_text(tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) < 200
 
 
+def test_a_replay_is_marked_as_recorded_in_the_page_and_the_summary(tmp_path: Path) -> None:
+    then = {"run_id": "20261101T000000Z-0001", "started_at": "2026-11-01", "verdict": "supported"}
+    folder = write_run(tmp_path, recorded=then)
+    for text in (page_of(*recorded(folder), folder), digest_of(*recorded(folder))):
+        assert (
+            "Recorded: replayed from run 20261101T000000Z-0001, measured 2026-11-01; nothing was measured now" in text
+        )
+
+
 def test_the_index_shows_every_verdict_and_links_what_lies_beside_it(tmp_path: Path) -> None:
     folder = write_run(tmp_path)
     notebook, run = recorded(folder)
