@@ -132,7 +132,7 @@ def _run(notebook: Path, target: Path, parameters: dict[str, Any], progress: Pro
     # labkit refuses an unknown name itself, and says which was meant
     logging.getLogger("papermill").setLevel(logging.ERROR)
     logging.getLogger("traitlets").setLevel(logging.CRITICAL)
-    total = len(json.loads(notebook.read_text(encoding="utf-8"))["cells"])
+    total = _cells_in(notebook)
     with _interruptible() as (kernels, signals):
 
         def cell_starts(cell_index: int, **_: Any) -> None:
@@ -143,7 +143,7 @@ def _run(notebook: Path, target: Path, parameters: dict[str, Any], progress: Pro
         try:
             papermill.execute_notebook(
                 notebook, target, parameters, progress_bar=False, stdout_file=progress, on_cell_start=cell_starts,
-                kernel_manager_class=kernels,
+                kernel_manager_class=kernels, kernel_name=_kernel(notebook),
             )  # fmt: skip
         except PapermillExecutionError as error:
             return (error.ename, _plain(error.evalue)) if not signals else _interrupted()
@@ -152,6 +152,19 @@ def _run(notebook: Path, target: Path, parameters: dict[str, Any], progress: Pro
         except DeadKernelError:
             return ("DeadKernelError", "the notebook's kernel ended") if not signals else _interrupted()
     return "", ""
+
+
+def _cells_in(notebook: Path) -> int:
+    try:
+        return len(json.loads(notebook.read_text(encoding="utf-8"))["cells"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ParameterError(f"{notebook} is not a notebook", hint="a .ipynb file of version 4") from None
+
+
+def _kernel(notebook: Path) -> str | None:
+    """Return the kernel for a notebook that names none; None where it does."""
+    named = json.loads(notebook.read_text(encoding="utf-8")).get("metadata", {}).get("kernelspec", {}).get("name")
+    return None if named else "python3"
 
 
 def _interrupted() -> tuple[str, str]:

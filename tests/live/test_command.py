@@ -151,7 +151,7 @@ def test_5_the_kernel_was_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_130_an_interrupt_keeps_what_was_seen_and_leaves_no_server(tmp_path: Path, number: signal.Signals) -> None:
     # the default model's long answer, so that there is time to interrupt
-    words = ["run", "03", *TOY, "-p", "a_tokens", "30000", "-p", "ctx_size", "65536", "-p", "outputs", "."]
+    words = ["run", "03", "-p", "a_tokens", "1500", "-p", "outputs", "."]
     process = subprocess.Popen(
         [*LABKIT, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=heed_interrupts,

@@ -82,6 +82,12 @@ def test_wrong_arguments_are_one_sentence_and_exit_2(arguments: list[str], sente
     assert "Traceback" not in done.stderr
 
 
+def test_a_file_that_is_no_notebook_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.ipynb").write_text("[]")
+    done = labkit("run", str(tmp_path / "mine.ipynb"), "-p", "outputs", str(tmp_path))
+    assert (done.exit_code, "mine.ipynb is not a notebook" in done.stderr) == (2, True)
+
+
 def test_what_the_library_raises_decides_the_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fails(*_: Any, **__: Any) -> None:
         raise EngineError("there is no engine")
