@@ -143,7 +143,7 @@ def _run(notebook: Path, target: Path, parameters: dict[str, Any], progress: Pro
         try:
             papermill.execute_notebook(
                 notebook, target, parameters, progress_bar=False, stdout_file=progress, on_cell_start=cell_starts,
-                kernel_manager_class=kernels, kernel_name=_kernel(notebook),
+                kernel_manager_class=kernels, **_kernel(notebook),
             )  # fmt: skip
         except PapermillExecutionError as error:
             return (error.ename, _plain(error.evalue)) if not signals else _interrupted()
@@ -161,10 +161,10 @@ def _cells_in(notebook: Path) -> int:
         raise ParameterError(f"{notebook} is not a notebook", hint="a .ipynb file of version 4") from None
 
 
-def _kernel(notebook: Path) -> str | None:
-    """Return the kernel for a notebook that names none; None where it does."""
+def _kernel(notebook: Path) -> dict[str, str]:
+    """Return kernel and language for a notebook that names none: papermill would refuse it."""
     named = json.loads(notebook.read_text(encoding="utf-8")).get("metadata", {}).get("kernelspec", {}).get("name")
-    return None if named else "python3"
+    return {} if named else {"kernel_name": "python3", "language": "python"}
 
 
 def _interrupted() -> tuple[str, str]:
