@@ -56,7 +56,8 @@ def show(chart: Any, reading: str, *, run: Run | None = None, name: str = "chart
     if run:
         run.save(f"{name}.vl.json", json.dumps(specification))
     bundle = {"image/png": image, "text/plain": reading}
-    display(bundle, raw=True, metadata={"image/png": size | {"alt": reading}})
+    # the name of the specification lets a report draw the picture anew, without limits of resolution
+    display(bundle, raw=True, metadata={"image/png": size | {"alt": reading}, "labkit": {"chart": name}})
     read_out(reading)
 
 
@@ -68,6 +69,12 @@ def read_out(text: str) -> None:
 
 def table(frame: Any) -> None:
     """Display a frame as a plain table, missing values as a dash, numbers to three digits."""
+    page, text = table_html(frame)
+    display({"text/html": page, "text/plain": text}, raw=True)
+
+
+def table_html(frame: Any) -> tuple[str, str]:
+    """Return a frame as that table, in HTML and in plain text."""
     shown = frame.astype(object).where(frame.notna(), "-")
     shown = shown.map(lambda value: f"{value:.3f}" if isinstance(value, float) else str(value))
     numeric = [column for column in frame if frame[column].dtype.kind in "iuf"]
@@ -76,5 +83,4 @@ def table(frame: Any) -> None:
     head = "".join(f'<th style="{align[c]}">{html.escape(str(c))}</th>' for c in frame)
     rows = ["".join(f'<td style="{align[c]}">{html.escape(row[c])}</td>' for c in frame) for _, row in shown.iterrows()]
     body = "".join(f"<tr>{row}</tr>" for row in rows)
-    page = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    display({"text/html": page, "text/plain": shown.to_string(index=False)}, raw=True)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>", shown.to_string(index=False)
