@@ -520,3 +520,8 @@ def test_a_build_with_nothing_left_to_do_says_so() -> None:
     assert "Nothing was left to compile" in build_charts.progress_reading(built)
     assert "no log" in build_charts.slowest_reading(built)
     assert build_charts.slowest(built, title="t", subtitle=[]).to_dict()
+
+
+def test_a_build_whose_second_half_was_not_seen_reads_out() -> None:
+    built = {"progress": [{"done": 1, "total": 303, "at_s": 0.4}, {"done": 2, "total": 303, "at_s": 0.9}], "jobs": 16}
+    assert build_charts.progress_reading(built).startswith("2 steps in ")

@@ -136,8 +136,9 @@ def progress_reading(build: dict[str, Any]) -> str:
     if not points:
         return "Nothing was left to compile: an earlier run had finished this build."
     done = points[-1]["done"] - points[0]["done"] + 1
-    # of the steps seen: an earlier run may have done the first ones
-    half = next(point["at_s"] for point in points if point["done"] >= points[0]["done"] + done / 2 - 1)
+    # a build that was resumed, or stopped, may have seen no step of its second half
+    middle = min(points[-1]["total"] / 2, points[-1]["done"])
+    half = next(point["at_s"] for point in points if point["done"] >= middle)
     return (
         f"{done} steps in {_time(points[-1]['at_s'])} with {build['jobs']} compilers at once; half of them were done "
         f"after {_time(half)}. The line is flat where the compilers are at large files."
