@@ -120,6 +120,8 @@ class Arm:
     async def send(self, plan: LoadPlan, *, keep_text: bool, show_text: bool = False) -> list[RequestRecord]:
         """Send a plan's requests inside watched(); several may be under way at once."""
         load = Load(plan, keep_text=keep_text, show_text=show_text, **self._load_arguments())
+        if self._last_slots is not None:  # a poll may have come before the load did
+            load.note_slots(slots_in_words(self._last_slots))
         self._loads.append(load)
         try:
             return await load.run(self.server.address)

@@ -73,8 +73,8 @@ async def start_kv_servers(params: KvModes, run: Run, *, say: Callable[[str], No
         before = _memory(None)
         async with open_server(settings, log_path=run.log_path(f"{arm}-start"), say=say, **params.limits()) as server:
             n_ctx_train = server.model.facts.n_ctx_train
-            memory = {"memory_before_start": before, "memory_at_start": _memory(server)}
-            run.note(arm, server=server.describe(), title=_title(server), **memory)
+            run.note(arm, server=server.describe(), title=_title(server))
+            run.note(arm, memory_before_start=before, memory_at_start=_memory(server))
             say(f"{arm}: {_title(server)}")
 
 

@@ -82,7 +82,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_notebook_runs_and_every_claim_holds(folder: Path) -> None:
     verdict = lab.read_run(folder).run["verdict"]
-    assert [check["status"] for check in verdict["checks"]] == ["supported"] * 7
+    found = {check["name"]: check["status"] for check in verdict["checks"]}
+    assert found.pop("gpu_memory") in ("supported", "not_tested")
+    assert list(found.values()) == ["supported"] * 7
     assert {"ledger.vl.json", "lengths.vl.json", "memory.vl.json"} <= {path.name for path in folder.iterdir()}
 
 
