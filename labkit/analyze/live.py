@@ -29,7 +29,7 @@ class LiveRequest:
         sent_s: when it was sent, on the run's clock.
         prompt: prompt tokens; None: not counted.
         slot: on which it was seen; None: on none yet.
-        tokens: received so far; last_s: when the last one came.
+        tokens: received so far; first_s: when the first one came.
         outcome: how it ended; empty while it runs.
     """
 

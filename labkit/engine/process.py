@@ -163,11 +163,21 @@ class ServerProcess:
         return str(self.ended["how"]) if self.ended else "supervisor killed"
 
     def log_tail(self, lines: int = 12) -> str:
-        """Return the last lines of the server's log; reads at most its last 64 KiB."""
-        try:
-            with self.command.log_path.open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - 65536))
-                text = log.read().decode("utf-8", "replace")
-        except OSError:
-            return ""
-        return "\n".join(line[:300] for line in text.splitlines()[-lines:])
+        """Return the last lines of the server's log."""
+        return log_tail(self.command.log_path, lines)
+
+
+def log_tail(path: Path, lines: int = 12) -> str:
+    """Return the last lines of a server's log; reads at most its last 64 KiB.
+
+    Args:
+        path: the log; one that isn't there has none.
+        lines: how many.
+    """
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 65536))
+            text = log.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join(line[:300] for line in text.splitlines()[-lines:])

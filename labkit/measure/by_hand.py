@@ -14,6 +14,7 @@ from labkit.measure.experiment import Arm, planned
 from labkit.measure.late_arrival import A_PROMPT, LATE_PROMPT, lengthened
 from labkit.measure.load import check_allowed, prompt_tokens
 from labkit.measure.record import Run
+from labkit.measure.slot_loads import label_of
 from labkit.settings import After, LoadPlan, RequestPlan, SampleSettings
 
 
@@ -32,15 +33,14 @@ class ByHand:
         self._draw = random.Random(seed)  # noqa: S311
         self._sent: dict[str, RequestPlan] = {}
         self._prompts: dict[str, int] = {}
-        self._tokens: dict[str, int] = {}
+        self._decoded_by_a = 0
         self._tasks: dict[str, asyncio.Task[None]] = {}
         arm.run.listen(self._count)
 
     @property
     def next_label(self) -> str:
         """What the next request will be called."""
-        number = len(self._tasks)
-        return chr(ord("A") + number) if number < 26 else f"Z{number + 1}"
+        return label_of(len(self._tasks))
 
     @property
     def running(self) -> list[str]:
@@ -68,8 +68,7 @@ class ByHand:
         request = RequestPlan(
             label=label, prompt=prompt, max_tokens=max_tokens, seed=seed, endpoint=self._arm.server.endpoint
         )
-        came = self._tokens.get("A", 0)
-        after = After(label="A", tokens=came) if came else None
+        after = After(label="A", tokens=self._decoded_by_a) if self._decoded_by_a else None
         self._sent[label] = request.model_copy(update={"after": after})
         self._tasks[label] = asyncio.create_task(self._run(request, prompt_length))
         return label
@@ -100,8 +99,7 @@ class ByHand:
         return LoadPlan.model_construct(requests=counted, stall_timeout_s=self._stall_timeout_s)
 
     def _count(self, stream: str, row: dict[str, object]) -> None:
-        if stream == "tokens" and not row["warm_up"]:
-            self._tokens[str(row["label"])] = self._tokens.get(str(row["label"]), 0) + 1
+        self._decoded_by_a += stream == "tokens" and row["label"] == "A"
 
     async def finish(self) -> None:
         """Hang up on what still runs, and note what was sent."""
@@ -142,8 +140,8 @@ async def by_hand(
     """
     watched = Arm(server, run, arm, sampling, say)
     watched.begin(by_hand=True, title="by hand")
-    seeds = secrets.randbelow(2**30) + 1
-    first = RequestPlan(label="A", prompt=A_PROMPT, max_tokens=1, seed=seeds, endpoint=server.endpoint)
+    any_seed = secrets.randbelow(2**30) + 1
+    first = RequestPlan(label="A", prompt=A_PROMPT, max_tokens=1, seed=any_seed, endpoint=server.endpoint)
     async with watched.watched(LoadPlan(requests=(first,), stall_timeout_s=stall_timeout_s)):
         hand = ByHand(watched, stall_timeout_s=stall_timeout_s, keep_text=keep_text, seed=seed)
         try:

@@ -15,18 +15,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import labkit
 from labkit.errors import ParameterError
-from labkit.measure.record import outputs_folder
+from labkit.measure.record import outputs_folder, project_folder
 from labkit.present.outcome import Outcome
 from labkit.present.progress import Progress
 
 _FOLDER = re.compile(r"^everything goes to (.+)$", re.MULTILINE)
-
-
-def project_folder() -> Path:
-    """Return the folder that holds notebooks/ and params/."""
-    return Path(labkit.__file__).resolve().parents[1]
 
 
 def notebooks() -> list[Path]:

@@ -14,8 +14,8 @@ from labkit.measure.record import Run, recorded_text
 from labkit.settings import Setting
 from labkit.settings.values import Shown, free_in_replay
 
-_MARKS = {"supported": "✔", "refuted": "✘", "inconclusive": "?", "not_tested": "-", "not_run": "…"}
-_COLOURS = {
+MARKS = {"supported": "✔", "refuted": "✘", "inconclusive": "?", "not_tested": "-", "not_run": "…"}
+COLOURS = {
     "supported": "#1B7F4B",
     "refuted": "#B3261E",
     "inconclusive": "#8A5A00",
@@ -99,13 +99,13 @@ def verdict_html(verdict: Verdict, lines: list[tuple[str, str]], *, recorded: bo
         lines: of summary().
         recorded: it was judged from a recorded run.
     """
-    colour = _COLOURS[verdict.status]
+    colour = COLOURS[verdict.status]
     head = "".join(f'<th style="text-align:left">{name}</th>' for name in ("", "claim", "expected", "observed", "why"))
     rows = "".join(_check_row(check) for check in verdict.checks)
     facts = "<br>".join(f"<b>{html.escape(name)}:</b> {_value(name, text)}" for name, text in lines)
     return (
         f'<div style="border-left:6px solid {colour};padding:4px 14px">'
-        f'<p style="font-size:130%;margin:4px 0"><b style="color:{colour}">{_MARKS[verdict.status]} '
+        f'<p style="font-size:130%;margin:4px 0"><b style="color:{colour}">{MARKS[verdict.status]} '
         f"Verdict: {html.escape(verdict.status)}</b>{' · <b>recorded</b>' * recorded}</p>"
         f"<table><thead><tr>{head}</tr></thead>"
         f"<tbody>{rows}</tbody></table><p>{facts}</p></div>"
@@ -121,7 +121,7 @@ def _check_row(check: Check) -> str:
     # observed and why may quote a server's words, which are untrusted
     why = f"{check.why}. To decide it: {check.hint}" if check.hint else check.why
     cells = [check.claim, check.expected, check.observed, why]
-    status = f'<b style="color:{_COLOURS[check.status]}">{_MARKS[check.status]} {check.status.replace("_", " ")}</b>'
+    status = f'<b style="color:{COLOURS[check.status]}">{MARKS[check.status]} {check.status.replace("_", " ")}</b>'
     texts = "".join(f'<td style="text-align:left">{html.escape(cell)}</td>' for cell in cells)
     return f'<tr><td style="text-align:left;white-space:nowrap">{status}</td>{texts}</tr>'
 

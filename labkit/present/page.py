@@ -18,6 +18,7 @@ import nbformat
 
 from labkit.analyze.verdict import Check, Verdict
 from labkit.present.headline import repeat_command, summary, verdict_html
+from labkit.present.judges import judge_of
 
 TEMPLATES = Path(__file__).parent / "template"
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -74,10 +75,8 @@ def title_of(node: Any, otherwise: str) -> str:
 
 def command_of(run: dict[str, Any]) -> str:
     """Return the command that repeats a run; empty where its parameters are not those of a notebook of ours."""
-    from labkit.present.controls.experiments import EXPERIMENTS
-
     with suppress(Exception):  # a record of another version may have other parameters
-        return repeat_command(run["notebook"], EXPERIMENTS[run["notebook"]].model(**run["parameters"]))
+        return repeat_command(run["notebook"], judge_of(run["notebook"]).model(**run["parameters"]))
     return ""
 
 
@@ -133,8 +132,7 @@ def _take_pictures(node: Any, folder: Path | None) -> list[str]:
         number = len(figures) + 1
         alt = output.metadata.get("image/png", {}).get("alt", "")
         source = _drawn(output, folder) or f"data:image/png;base64,{output.data['image/png'].strip()}"
-        output.metadata.setdefault("labkit", {})
-        output.metadata["labkit"]["number"] = number
+        output.metadata.setdefault("labkit", {})["number"] = number
         figures.append(_figure(number, source, alt))
     return figures
 

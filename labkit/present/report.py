@@ -14,8 +14,8 @@ from labkit.errors import ParameterError, RecordError
 from labkit.measure.record import outputs_folder
 from labkit.present.digest import digest_of
 from labkit.present.execute import execute, quick_parameters
-from labkit.present.headline import _COLOURS as COLOURS
-from labkit.present.headline import _MARKS as MARKS
+from labkit.present.headline import COLOURS, MARKS
+from labkit.present.judges import judge_of
 from labkit.present.outcome import INCONCLUSIVE, INTERRUPTED, Outcome, worst
 from labkit.present.pack import find_run
 from labkit.present.page import document, facts_of, page_of, title_of
@@ -134,9 +134,7 @@ def exit_code(rows: list[Row]) -> int:
 
 
 def _fields(notebook: Path) -> dict[str, Any]:
-    from labkit.present.controls.experiments import EXPERIMENTS
-
-    return EXPERIMENTS[notebook.stem].model.model_fields
+    return judge_of(notebook.stem).model.model_fields
 
 
 def _own(notebook: Path, changes: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 from labkit.engine.models import DEFAULT, WHEEL_MODELS
 from labkit.errors import EngineError, ModelError, ParameterError
-from labkit.present.execute import project_folder
+from labkit.measure.record import project_folder
 
 _NEEDED_BYTES = 1_500_000_000
 # what pip builds the kit itself with (pyproject.toml, build-system)

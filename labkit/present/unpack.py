@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import stat
 import tempfile
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from labkit.engine.fetch import sha256_of
 from labkit.errors import AlteredError, ParameterError
 from labkit.measure.record import recorded_folder
 
@@ -137,5 +137,4 @@ def altered(folder: Path) -> list[str]:
 def _sums(path: Path) -> tuple[str, int]:
     if path.is_symlink() or not path.is_file():
         return "", 0
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest(), path.stat().st_size
+    return sha256_of(path), path.stat().st_size

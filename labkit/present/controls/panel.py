@@ -14,6 +14,7 @@ import ipywidgets as widgets
 from labkit.engine.hub import PREFIX as HUB
 from labkit.engine.models import ModelFile, resolve_model
 from labkit.errors import LabError, ParameterError
+from labkit.measure.late_arrival import A_PROMPT, LATE_PROMPT
 from labkit.measure.record import Run, outputs_folder
 from labkit.present.controls.experiments import EXPERIMENTS, Outcome
 from labkit.present.controls.front import CommandLine, Stage
@@ -33,8 +34,8 @@ _STATES = {
 }
 _SHOWN_LINES = 6
 _QUESTIONS = (
-    "Write a long story about a lighthouse keeper who learns to sail.",
-    "Say in one sentence what a lighthouse is for.",
+    A_PROMPT,
+    LATE_PROMPT,
     "List the planets of the solar system, with one fact each.",
 )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from labkit.analyze.live import Live
 from labkit.engine.open import open_server
+from labkit.engine.process import log_tail
 from labkit.engine.server import Server
 from labkit.errors import LabError
 from labkit.measure.by_hand import ByHand, by_hand
@@ -23,7 +24,6 @@ OFF, STARTING, READY, MEASURING, STOPPING = "off", "starting", "ready", "measuri
 FRAMES_PER_S = 12.0
 FIRST_LEASE_S = 60.0  # for a page that is still being drawn
 NEXT_LEASE_S = 10.0  # for one that renews its lease every 5 s
-LOG_TAIL_LINES = 12
 GONE = "stopped: no page has shown this panel for a while"
 
 
@@ -99,7 +99,7 @@ class Session:
 
     def hello(self) -> None:
         """Show everything to a page that has nothing to show yet."""
-        self._show(self.live.everything(self._now_s()), self.state in (READY, MEASURING))
+        self._show(self.live.everything(self._now_s()), self._moving)
 
     # --- one thing at a time --------------------------------------------------------------------------
 
@@ -177,10 +177,14 @@ class Session:
     async def _move(self) -> None:
         while True:
             await asyncio.sleep(1.0 / FRAMES_PER_S)
-            self._show(self.live.frame(self._now_s()), self.state in (READY, MEASURING))
+            self._show(self.live.frame(self._now_s()), self._moving)
             if time.monotonic() > (self._lease_until_s or 0.0) and self.state != STOPPING:
                 self.say(GONE)
                 self.stop()
+
+    @property
+    def _moving(self) -> bool:
+        return self.state in (READY, MEASURING)
 
     def _now_s(self) -> float | None:
         return self.run.clock() if self.run and self.state != OFF else None
@@ -205,9 +209,4 @@ def unexpected(error: Exception) -> str:
 def _tail(folder: Path) -> str:
     """Return the last lines of the newest server log in a run folder."""
     logs = sorted(folder.glob("server-*.log"), key=lambda path: path.stat().st_mtime)
-    if not logs:
-        return ""
-    with logs[-1].open("rb") as log:
-        log.seek(max(0, logs[-1].stat().st_size - 8000))
-        lines = log.read().decode("utf-8", "replace").splitlines()
-    return "\n".join(line[:300] for line in lines[-LOG_TAIL_LINES:])
+    return log_tail(logs[-1]) if logs else ""

@@ -214,7 +214,7 @@ class Stage {
 
   axis(pen, view, width, height) {
     const step = [0.5, 1, 2, 5, 10].find((s) => (view.to - view.from) / s <= 12) ?? 10;
-    pen.font = "11px var(--labkit-font, sans-serif)".replace(/var\([^)]*\)/, "system-ui, sans-serif");
+    pen.font = "11px system-ui, sans-serif";
     pen.fillStyle = this.ink.quiet;
     pen.strokeStyle = this.ink.rule;
     pen.lineWidth = 1;
