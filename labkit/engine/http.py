@@ -107,6 +107,12 @@ class Answer:
         return f"{self.status}" + (f" to {self.location}" if self.location else "")
 
 
+def answer(status: int, headers: httpx.Headers, body: bytes) -> Answer:
+    """Return an answer with what its headers say, made harmless."""
+    location = place(headers["location"]) if "location" in headers else ""
+    return Answer(status, body, shown(headers.get("content-type", "")), shown(headers.get("server", "")), location)
+
+
 async def look(client: httpx.AsyncClient, path: str, query: dict[str, str] | None = None) -> Answer:
     """GET an endpoint without believing anything of it: no redirect is followed, a huge or slow answer is cut off.
 
@@ -124,14 +130,7 @@ async def look(client: httpx.AsyncClient, path: str, query: dict[str, str] | Non
                 body += chunk
                 if len(body) > ANSWER_LIMIT_BYTES:
                     return Answer(reply.status_code, problem=f"more than {ANSWER_LIMIT_BYTES / 1e6:.0f} MB")
-            headers = reply.headers
-            return Answer(
-                reply.status_code,
-                body,
-                shown(headers.get("content-type", "")),
-                shown(headers.get("server", "")),
-                place(headers["location"]) if "location" in headers else "",
-            )
+            return answer(reply.status_code, reply.headers, body)
     except (httpx.TimeoutException, TimeoutError):
         return Answer(problem="no answer within the limit")
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:

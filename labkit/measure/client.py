@@ -11,7 +11,6 @@ import httpx
 from labkit.engine.untrusted import mapping
 from labkit.errors import ServerError
 from labkit.measure.stream import ERROR_BODY_LIMIT, Clock, EventDecoder, RequestRecord, Stream
-from labkit.measure.wire import arrival_clock
 from labkit.settings import RequestPlan
 
 
@@ -45,21 +44,19 @@ async def stream_request(client: httpx.AsyncClient, stream: Stream, *, model: st
     """Send one request and take in its stream until it ends; failures end up in the record.
 
     Args:
-        client: with the server's base URL; no retries, no read timeout (the load watches progress).
+        client: with the server's base URL and no read timeout (the load watches progress).
         stream: gets every event with its time.
         model: the server's alias.
     """
     record, plan = stream.record, stream.plan
 
-    async def trace(name: str, _info: Any) -> None:
-        # what httpx calls "send" begins with the wait for a connection of the pool
-        if name.endswith("send_request_headers.started") and record.sent_s is None:
-            record.sent_s = stream.clock()
+    def sent() -> None:
+        record.sent_s = stream.clock()
 
     body = request_body(plan, model)
     try:
-        async with client.stream("POST", PATHS[plan.endpoint], json=body, extensions={"trace": trace}) as response:
-            arrived = arrival_clock(response, stream.clock)
+        async with client.stream("POST", PATHS[plan.endpoint], json=body, extensions={"sent": sent}) as response:
+            arrived = response.extensions.get("arrived", stream.clock)  # of a StampingTransport
             record.headers_s = arrived()
             record.status = response.status_code
             if response.status_code != 200:

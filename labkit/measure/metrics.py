@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from labkit.engine.http import Address, http_client, look
+from labkit.engine.http import Address
+from labkit.measure.poller import Poller
 from labkit.measure.stream import Clock
 
 PREFIX = "llamacpp:"
@@ -50,7 +51,7 @@ class MetricsSampler:
     """
 
     def __init__(self, address: Address, hz: float, clock: Clock, keep: Callable[[dict[str, Any]], None]) -> None:
-        self._client = http_client(address, timeout_s=LIMIT_S)
+        self._poller = Poller(address, "/metrics", LIMIT_S, clock)
         self._interval_s = 1.0 / hz
         self._clock, self._keep = clock, keep
 
@@ -58,7 +59,7 @@ class MetricsSampler:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._client.aclose()
+        await self._poller.aclose()
 
     async def scrape(self) -> bool:
         """Scrape once, and say whether the endpoint is worth asking again.
@@ -66,8 +67,8 @@ class MetricsSampler:
         The row says what went wrong instead of raising.
         """
         row: dict[str, Any] = {"sent_s": self._clock()}
-        answer = await look(self._client, "/metrics")
-        row |= {"received_s": self._clock(), "status": answer.status, "error": None, "values": None}
+        answer, arrived_s = await self._poller.get()
+        row |= {"received_s": arrived_s, "status": answer.status, "error": None, "values": None}
         if answer.status == 501:
             row["error"] = "/metrics is disabled on this server (started without --metrics)"
         elif answer.status != 200 or answer.problem:
