@@ -27,6 +27,7 @@ def statuses(verdict: lab.Verdict) -> dict[str, str]:
     return {check.name: check.status for check in verdict.checks}
 
 
+@pytest.mark.full
 def test_the_default_model_supports_both_claims_and_fools_the_naive_criteria(tmp_path: Path) -> None:
     run, verdict = run_late_arrival(tmp_path, model="smollm2-135m", a_tokens=96, b_tokens=16, poll_hz=20.0)
     assert statuses(verdict) == {"joined": "supported", "because": "supported"}, verdict

@@ -111,7 +111,11 @@ def test_the_key_is_nowhere(executed: Path) -> None:
     ("arguments", "sentence"),
     [
         (["-p", "paralel", "8"], "paralel is not a parameter of this notebook, did you mean parallel?"),
-        (["-p", "kv_unified", "maybe"], "kv_unified = 'maybe' can't be used: it takes true or false"),
+        pytest.param(
+            ["-p", "kv_unified", "maybe"],
+            "kv_unified = 'maybe' can't be used: it takes true or false",
+            marks=pytest.mark.full,
+        ),
         pytest.param(
             ["-p", "parallel", "0"],
             "parallel = 0 can't be used: it takes a whole number from 1",
@@ -124,7 +128,9 @@ def test_the_key_is_nowhere(executed: Path) -> None:
             marks=pytest.mark.full,
         ),
         pytest.param(["-p", "poll_hz", "nan"], "poll_hz = nan can't be used", marks=pytest.mark.full),
-        (["-p", "model", "/no/such.gguf"], "the model /no/such.gguf does not exist"),
+        pytest.param(
+            ["-p", "model", "/no/such.gguf"], "the model /no/such.gguf does not exist", marks=pytest.mark.full
+        ),
         (["-p", "model", __file__], "is not a GGUF file"),
         (["-p", "model", "toy", "-p", "ctx_size", "256", "-p", "a_tokens", "300"], "KV cells, a slot has 256"),
         (["-p", "api_key", "x"], "make a new key, and pass it in the environment variable LABKIT_API_KEY"),
@@ -160,6 +166,7 @@ def test_strict_fails_the_job_after_the_verdict_is_saved(tmp_path: Path) -> None
     assert "the verdict is refuted, and strict is on" in found[-1]["traceback"][0]
 
 
+@pytest.mark.full
 def test_it_runs_from_its_own_folder_with_its_params_file(tmp_path: Path) -> None:
     params = PROJECT / "params" / "03_late_arrival.quick.yaml"
     run = papermill(

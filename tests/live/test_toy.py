@@ -27,6 +27,7 @@ async def answered(model: Path, tmp_path: Path) -> RequestRecord:
         return (await load.run(server.address))[0]
 
 
+@pytest.mark.full
 def test_it_answers_in_plain_words(tmp_path: Path) -> None:
     vocabulary = resolve_model(DEFAULT).path
     assert vocabulary is not None
