@@ -10,7 +10,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from tests.browser.jupyter import NotebookPage, engines, jupyterlab
+from tests.browser.jupyter import NotebookPage, engines_left, jupyterlab
 from tests.conftest import PROJECT
 
 CHROMIUM = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -76,7 +76,7 @@ def open_panel(page: Any, lab_folder: Path, lab_address: str, tmp_path: Path) ->
 
     yield opened
     shut_down_kernels(page, lab_address)
-    assert engines() == []
+    assert engines_left() == []
 
 
 def write_notebook(path: Path, notebook: str, values: dict[str, Any]) -> None:

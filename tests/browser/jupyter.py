@@ -112,6 +112,14 @@ def engines() -> list[int]:
     return found
 
 
+def engines_left(limit_s: float = 15.0) -> list[int]:
+    """Return the pids of servers that still run after `limit_s`: one that was told to end may take a moment."""
+    until_s = time.monotonic() + limit_s
+    while (found := engines()) and time.monotonic() < until_s:
+        time.sleep(0.2)
+    return found
+
+
 class NotebookPage:
     """One notebook, open in JupyterLab.
 
