@@ -84,7 +84,7 @@ def cells_mib(arm: CounterArm) -> float | None:
 def resident_check(arm: CounterArm, run: dict[str, Any]) -> Check:
     """Judge the resident memory of the server's process."""
     limit = tolerance_mib(run)
-    status, observed, why, hint = _not_sampled(arm) or _flat(arm, "resident_bytes", limit)
+    status, observed, why, hint = _not_sampled(arm) or _elsewhere(arm) or _flat(arm, "resident_bytes", limit)
     claim = "resident memory of the server's process stays flat during the load"
     return Check("resident_memory", claim, status, observed, EXPECTED.format(limit), why, hint)
 
@@ -102,6 +102,14 @@ def _not_sampled(arm: CounterArm) -> tuple[str, str, str, str] | None:
         return NOT_TESTED, "not sampled", "the server isn't ours, and its machine may be another", ""
     if trouble := arm.trouble():
         return INCONCLUSIVE, "not to be judged", *trouble
+    return None
+
+
+def _elsewhere(arm: CounterArm) -> tuple[str, str, str, str] | None:
+    # the host's side of a GPU backend grows on its own: staging buffers, the driver's tables
+    devices = [str(device) for device in arm.rows.effective.get("kv_devices") or []]
+    if devices and not any(device.startswith("CPU") for device in devices):
+        return NOT_TESTED, "not judged", f"the KV cache is on {', '.join(devices)}, not in main memory", ""
     return None
 
 
