@@ -17,12 +17,13 @@ from labkit.measure.record import Run, RunData
 from labkit.present import panel as door
 from labkit.present.controls import panel as panels
 from labkit.present.controls import session as sessions
-from labkit.present.controls.experiments import EXPERIMENTS, Experiment, Outcome
+from labkit.present.controls.experiments import EXPERIMENTS, Experiment, Shown
 from labkit.present.controls.panel import Panel
 from labkit.present.controls.session import OFF, Session
+from labkit.present.judges import Judge
 from labkit.settings import Setting
 
-PLAIN = {name: experiment.model() for name, experiment in EXPERIMENTS.items()}
+PLAIN = {name: experiment.judge.model() for name, experiment in EXPERIMENTS.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +43,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def panel(notebook: str = "03_late_arrival", **changes: Any) -> Panel:
-    return Panel(notebook, EXPERIMENTS[notebook].model(**changes))
+    return Panel(notebook, EXPERIMENTS[notebook].judge.model(**changes))
 
 
 def turn(made: Panel, **values: Any) -> None:
@@ -138,8 +139,10 @@ class Watched:
 
     def __init__(self, tmp_path: Path, measure: Callable[[Any, Run, Any], Awaitable[None]]) -> None:
         self.frames: list[tuple[dict[str, Any], bool]] = []
-        self.outcomes: list[Outcome] = []
-        experiment = Experiment(lab.LateArrival, "predicted_tokens_left", (), measure, self.judge)
+        self.verdicts: list[Verdict] = []
+        experiment = Experiment(
+            Judge(lab.LateArrival, self.judge), "predicted_tokens_left", (), measure, lambda *_: Shown("", (None, ""))
+        )
         self.params = lab.LateArrival(outputs=str(tmp_path))
         self.session = Session(
             "03_late_arrival",
@@ -148,12 +151,11 @@ class Watched:
             changed=lambda: None,
         )
 
-    def judge(self, _data: RunData, _params: Setting) -> Outcome:
-        check = Check("c", "claim", SUPPORTED, "seen", "expected", "why")
-        return Outcome(Verdict((check,)), "guessed", (None, ""))
+    def judge(self, _data: RunData, _params: Setting) -> Verdict:
+        return Verdict((Check("c", "claim", SUPPORTED, "seen", "expected", "why"),))
 
     def measure(self) -> bool:
-        return self.session.measure(self.params, lambda _run, outcome: self.outcomes.append(outcome))
+        return self.session.measure(self.params, lambda _run, verdict, _shown: self.verdicts.append(verdict))
 
     async def ended(self) -> None:
         async with asyncio.timeout(5):
@@ -176,7 +178,7 @@ def test_an_experiment_leaves_a_run_folder_with_its_verdict(tmp_path: Path) -> N
     assert watched.session.run is not None
     data = lab.read_run(watched.session.run.folder)
     assert data.run["verdict"]["status"] == SUPPORTED
-    assert len(watched.outcomes) == 1
+    assert len(watched.verdicts) == 1
     assert watched.frames[0][1]
     assert not watched.frames[-1][1]
 
@@ -212,7 +214,7 @@ def test_stop_ends_an_experiment_and_keeps_its_record(tmp_path: Path) -> None:
     data = lab.read_run(watched.session.run.folder)
     assert (len(data.tokens), data.run["verdict"]["status"]) == (1, "not_run")
     assert watched.session.lines[-1] == "stopped"
-    assert not watched.outcomes
+    assert not watched.verdicts
 
 
 @pytest.mark.parametrize(

@@ -7,28 +7,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import labkit as lab
-from labkit.analyze.verdict import Verdict
 from labkit.measure.compare_runs import recorded_sides
 from labkit.measure.record import Run, RunData
 from labkit.present.controls.knobs import Knob, choice, switch
-from labkit.present.judges import JUDGES
+from labkit.present.judges import JUDGES, Judge
 from labkit.settings import Setting
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came out of a run.
+class Shown:
+    """What a panel shows of a run beside its verdict.
 
     Args:
-        verdict: with its reasons.
         guess: the guess beside what was measured, in words.
         picture: an Altair chart, and what it says.
         parameters: what repeats the run, where that is more than was chosen.
     """
 
-    verdict: Verdict
     guess: str
     picture: tuple[Any, str]
     parameters: Setting | None = None
@@ -39,19 +36,19 @@ class Experiment:
     """One notebook's experiment.
 
     Args:
-        model: the notebook's parameters.
+        judge: the notebook's, with its parameters.
         guess: the parameter that holds the prediction.
         knobs: its own parameters to turn.
         measure: runs everything and records it.
-        judge: reads the record.
+        show: reads the record.
         by_hand: name of the arm for requests sent by hand; empty: the notebook runs no server of its own.
     """
 
-    model: type[Setting]
+    judge: Judge
     guess: str
     knobs: tuple[Knob, ...]
     measure: Callable[[Any, Run, Say], Awaitable[None]]
-    judge: Callable[[RunData, Any], Outcome]
+    show: Callable[[RunData, Any], Shown]
     by_hand: str = "by_hand"
 
 
@@ -74,11 +71,11 @@ async def _build(params: lab.Build, run: Run, say: Say) -> None:
         await lab.note_defaults(server, run)
 
 
-def _judged_build(data: RunData, params: lab.Build) -> Outcome:
+def _shown_build(data: RunData, params: lab.Build) -> Shown:
     view, charts = lab.build_view, lab.build_charts
     chart = charts.slots_and_cells(data.run, title="What each slot may use", subtitle=[view.build_facts(data.run)])
     guess = view.prediction_reading(data.run, params.predicted_slots)
-    return Outcome(JUDGES["00_build"].judge(data, params), guess, (chart, charts.slots_reading(data.run)))
+    return Shown(guess, (chart, charts.slots_reading(data.run)))
 
 
 # --- 01 -----------------------------------------------------------------------------------------------
@@ -99,12 +96,12 @@ async def _slot_escalation(params: lab.SlotEscalation, run: Run, say: Say) -> No
     await lab.measure_ceiling(params, passed, run=run, say=say)
 
 
-def _judged_slot_escalation(data: RunData, params: lab.SlotEscalation) -> Outcome:
+def _shown_slot_escalation(data: RunData, params: lab.SlotEscalation) -> Shown:
     frames, readings = lab.RunFrames(data), lab.slot_readings
     guess = readings.scaling_reading(frames, params.predicted_gain)
     title = "Rates and first tokens against slots"
     chart = lab.scaling_chart(frames, title=title, subtitle=[readings.setup_facts(frames)])
-    return Outcome(JUDGES["01_slot_escalation"].judge(data, params), guess, (chart, guess))
+    return Shown(guess, (chart, guess))
 
 
 # --- 02 -----------------------------------------------------------------------------------------------
@@ -119,14 +116,12 @@ async def _kv_modes(params: lab.KvModes, run: Run, say: Say) -> None:
         await lab.load_kv_servers(params, run, say=say)
 
 
-def _judged_kv_modes(data: RunData, params: lab.KvModes) -> Outcome:
+def _shown_kv_modes(data: RunData, params: lab.KvModes) -> Shown:
     frames, readings = lab.RunFrames(data), lab.kv_readings
     title = "One pool and a box for each slot, filled over time"
     chart = lab.kv_ledger(frames, title=title, subtitle=[readings.kv_facts(frames)])
     guess = readings.refused_prediction_reading(data, params.predicted_refused)
-    return Outcome(
-        JUDGES["02_kv_unified_vs_split"].judge(data, params), guess, (chart, readings.ledger_reading(frames))
-    )
+    return Shown(guess, (chart, readings.ledger_reading(frames)))
 
 
 # --- 03 -----------------------------------------------------------------------------------------------
@@ -144,11 +139,11 @@ async def _late_arrival(params: lab.LateArrival, run: Run, say: Say) -> None:
             await lab.measure_arm(server, plan, run=run, arm=arm, say=say, **how)
 
 
-def _judged_late_arrival(data: RunData, params: lab.LateArrival) -> Outcome:
+def _shown_late_arrival(data: RunData, params: lab.LateArrival) -> Shown:
     frames, readings = lab.RunFrames(data), lab.late_readings
     chart = lab.slot_lanes(frames, title="Who held which slot, and when", subtitle=[lab.readings.run_facts(frames)])
     guess = readings.prediction_reading(frames, params.predicted_tokens_left)
-    return Outcome(JUDGES["03_late_arrival"].judge(data, params), guess, (chart, readings.lanes_reading(frames)))
+    return Shown(guess, (chart, readings.lanes_reading(frames)))
 
 
 # --- 04 -----------------------------------------------------------------------------------------------
@@ -167,12 +162,12 @@ async def _metrics_and_gpu(params: lab.MetricsAndGpu, run: Run, say: Say) -> Non
         await lab.ask_without_metrics(params, run, say=say)
 
 
-def _judged_metrics_and_gpu(data: RunData, params: lab.MetricsAndGpu) -> Outcome:
+def _shown_metrics_and_gpu(data: RunData, params: lab.MetricsAndGpu) -> Shown:
     frames, readings = lab.RunFrames(data), lab.counter_readings
     title, facts = "Requests processing and deferred", [lab.readings.run_facts(frames)]
     chart = lab.processing_and_deferred(frames, title=title, subtitle=facts)
     guess = readings.calls_prediction_reading(frames, params.predicted_calls)
-    return Outcome(JUDGES["04_metrics_and_gpu"].judge(data, params), guess, (chart, readings.queue_reading(frames)))
+    return Shown(guess, (chart, readings.queue_reading(frames)))
 
 
 # --- 05 -----------------------------------------------------------------------------------------------
@@ -187,11 +182,11 @@ async def _kv_exhaustion(params: lab.KvExhaustion, run: Run, say: Say) -> None:
             await lab.measure_exhaustion(server, [arm], run=run, params=params, say=say)
 
 
-def _judged_kv_exhaustion(data: RunData, params: lab.KvExhaustion) -> Outcome:
+def _shown_kv_exhaustion(data: RunData, params: lab.KvExhaustion) -> Shown:
     frames, readings = lab.RunFrames(data), lab.exhaustion_readings
     chart = lab.kv_cells_over_time(frames, title="Who holds the cells", subtitle=[lab.readings.run_facts(frames)])
     guess = readings.victims_reading(frames, params.predicted_victims)
-    return Outcome(JUDGES["05_kv_exhaustion"].judge(data, params), guess, (chart, readings.cells_reading(frames)))
+    return Shown(guess, (chart, readings.cells_reading(frames)))
 
 
 # --- 06 -----------------------------------------------------------------------------------------------
@@ -202,7 +197,7 @@ async def _compare_runs(params: lab.CompareRuns, run: Run, say: Say) -> None:
     say(f"before: {', '.join(map(str, sides.before_folders))}; after: {', '.join(map(str, sides.after_folders))}")
 
 
-def _judged_compare_runs(data: RunData, params: lab.CompareRuns) -> Outcome:
+def _shown_compare_runs(data: RunData, params: lab.CompareRuns) -> Shown:
     sides, readings = recorded_sides(data.run, params), lab.compare_readings
     comparison = lab.compared(
         sides.before, sides.after, changed=params.changed, tolerance_percent=params.tolerance_percent
@@ -211,12 +206,12 @@ def _judged_compare_runs(data: RunData, params: lab.CompareRuns) -> Outcome:
     chart = lab.change_intervals(comparison, title="What changed, and how surely", subtitle=[facts])
     guess = readings.predicted_change_reading(comparison, params.predicted_change_percent)
     picture = (chart, readings.change_reading(comparison))
-    return Outcome(JUDGES["06_compare_runs"].judge(data, params), guess, picture, sides.named(params))
+    return Shown(guess, picture, sides.named(params))
 
 
 EXPERIMENTS = {
     "00_build": Experiment(
-        JUDGES["00_build"].model,
+        JUDGES["00_build"],
         "predicted_slots",
         (
             choice("source", "git", "sdist", "tree"),
@@ -224,10 +219,10 @@ EXPERIMENTS = {
             Knob("smoke_tokens", 4, 256),
         ),
         _build,
-        _judged_build,
+        _shown_build,
     ),
     "01_slot_escalation": Experiment(
-        JUDGES["01_slot_escalation"].model,
+        JUDGES["01_slot_escalation"],
         "predicted_gain",
         (
             Knob("slots_list", form="list"),
@@ -237,17 +232,17 @@ EXPERIMENTS = {
             Knob("repeats", 1, 5),
         ),
         _slot_escalation,
-        _judged_slot_escalation,
+        _shown_slot_escalation,
     ),
     "02_kv_unified_vs_split": Experiment(
-        JUDGES["02_kv_unified_vs_split"].model,
+        JUDGES["02_kv_unified_vs_split"],
         "predicted_refused",
         (Knob("prompt_tokens", form="list"), Knob("max_tokens", 4, 256, 4), switch("equal_per_slot")),
         _kv_modes,
-        _judged_kv_modes,
+        _shown_kv_modes,
     ),
     "03_late_arrival": Experiment(
-        JUDGES["03_late_arrival"].model,
+        JUDGES["03_late_arrival"],
         "predicted_tokens_left",
         (
             Knob("trigger_tokens", 1, 256),
@@ -258,11 +253,11 @@ EXPERIMENTS = {
             switch("control"),
         ),
         _late_arrival,
-        _judged_late_arrival,
+        _shown_late_arrival,
         by_hand="treatment",
     ),
     "04_metrics_and_gpu": Experiment(
-        JUDGES["04_metrics_and_gpu"].model,
+        JUDGES["04_metrics_and_gpu"],
         "predicted_calls",
         (
             Knob("n_requests", 2, 16),
@@ -271,24 +266,24 @@ EXPERIMENTS = {
             switch("one_by_one"),
         ),
         _metrics_and_gpu,
-        _judged_metrics_and_gpu,
+        _shown_metrics_and_gpu,
     ),
     "05_kv_exhaustion": Experiment(
-        JUDGES["05_kv_exhaustion"].model,
+        JUDGES["05_kv_exhaustion"],
         "predicted_victims",
         (Knob("answers", form="list"), Knob("prompt_tokens", form="number"), switch("remedies")),
         _kv_exhaustion,
-        _judged_kv_exhaustion,
+        _shown_kv_exhaustion,
     ),
     "06_compare_runs": Experiment(
-        JUDGES["06_compare_runs"].model,
+        JUDGES["06_compare_runs"],
         "predicted_change_percent",
         (
             choice("changed", "auto", "parallel", "kv_unified", "ctx_size", "build"),
             Knob("tolerance_percent", form="number"),
         ),
         _compare_runs,
-        _judged_compare_runs,
+        _shown_compare_runs,
         by_hand="",
     ),
 }  # fmt: skip

@@ -11,12 +11,13 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from labkit.analyze.verdict import Verdict
 from labkit.engine.hub import PREFIX as HUB
 from labkit.engine.models import ModelFile, resolve_model
 from labkit.errors import LabError, ParameterError
 from labkit.measure.late_arrival import A_PROMPT, LATE_PROMPT
 from labkit.measure.record import Run, outputs_folder
-from labkit.present.controls.experiments import EXPERIMENTS, Outcome
+from labkit.present.controls.experiments import EXPERIMENTS, Shown
 from labkit.present.controls.front import CommandLine, Stage
 from labkit.present.controls.knobs import SERVER, Knobs, choice
 from labkit.present.controls.session import MEASURING, OFF, READY, STARTING, STOPPING, Session, unexpected
@@ -73,7 +74,7 @@ class Panel:
         server = server_part(self.params) if self.has_server else self.params
         self.server_knobs = Knobs(SERVER if self.has_server else (), server, turned, model=ServerSettings)
         own = self.experiment.knobs if self.has_server else (*_run_knobs(self.params), *self.experiment.knobs)
-        self.own_knobs = Knobs(own, self.params, turned, model=self.experiment.model)
+        self.own_knobs = Knobs(own, self.params, turned, model=self.experiment.judge.model)
         self.preview, self.state, self.log = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.start = self._button("Start server", "play", self._start, "primary")
         self.stop = self._button("Stop", "stop", self._stop)
@@ -134,7 +135,7 @@ class Panel:
         return columns
 
     def _own(self) -> Any:
-        field = self.experiment.model.model_fields[self.experiment.guess]
+        field = self.experiment.judge.model.model_fields[self.experiment.guess]
         ask = (field.description or "").removeprefix("your prediction: ")
         predict = widgets.HTML(f"<b>Predict first:</b> {html.escape(ask)}")
         return widgets.VBox([self.own_knobs.widget, _row(predict, self.guess, self.go)])
@@ -157,7 +158,7 @@ class Panel:
 
     def _parameters(self, changes: dict[str, Any]) -> Setting:
         """Return the notebook's parameters with changes, those that it doesn't have left out."""
-        model = self.experiment.model
+        model = self.experiment.judge.model
         # 01 has its steps in slots_list; the slots knob is for a server that is started by hand
         known = set(model.model_fields) - ({"parallel"} if "slots_list" in model.model_fields else set())
         given = {name: value for name, value in self.params.model_dump().items() if name in known}
@@ -229,11 +230,10 @@ class Panel:
         if self.session.measure(params, self._done):
             self.result.value, self.command.command = "", ""
 
-    def _done(self, run: Run, outcome: Outcome) -> None:
-        params = outcome.parameters or self._last or self.params
-        command = repeat_command(self.notebook, params)
-        chart, reading = outcome.picture
-        self.result.value = result_html(run, outcome, command, png(chart.to_dict(validate=False)), reading)
+    def _done(self, run: Run, verdict: Verdict, shown: Shown) -> None:
+        command = repeat_command(self.notebook, shown.parameters or self._last or self.params)
+        image = png(shown.picture[0].to_dict(validate=False))
+        self.result.value = result_html(run, verdict, shown, command, image)
         self.command.command = command
 
     # --- what is shown ----------------------------------------------------------------------------------
@@ -311,12 +311,13 @@ def log_html(session: Session) -> str:
     return f'<div class="labkit-log">{html.escape(lines)}</div>' if lines else ""
 
 
-def result_html(run: Run, outcome: Outcome, command: str, image: bytes, reading: str) -> str:
+def result_html(run: Run, verdict: Verdict, shown: Shown, command: str, image: bytes) -> str:
     """Return verdict, guess and picture of a finished experiment."""
-    verdict = verdict_html(outcome.verdict, summary(run.fields, command)) if run.fields["arms"] else ""
+    page = verdict_html(verdict, summary(run.fields, command)) if run.fields["arms"] else ""
+    reading = shown.picture[1]
     data = base64.b64encode(image).decode()
     return (
-        f'<div class="labkit-result"><p><b>Guess and result.</b> {html.escape(outcome.guess)}</p>{verdict}'
+        f'<div class="labkit-result"><p><b>Guess and result.</b> {html.escape(shown.guess)}</p>{page}'
         f'<img src="data:image/png;base64,{data}" alt="{html.escape(reading)}"><p>{html.escape(reading)}</p>'
         f"<p>Recorded in {html.escape(str(Path(run.folder)))}</p></div>"
     )

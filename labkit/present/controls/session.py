@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from labkit.analyze.live import Live
+from labkit.analyze.verdict import Verdict
 from labkit.engine.open import open_server
 from labkit.engine.process import log_tail
 from labkit.engine.server import Server
 from labkit.errors import LabError
 from labkit.measure.by_hand import ByHand, by_hand
 from labkit.measure.record import Run, open_run, read_run
-from labkit.present.controls.experiments import Experiment, Outcome
+from labkit.present.controls.experiments import Experiment, Shown
 from labkit.settings import SampleSettings, ServerSettings, Setting
 
 OFF, STARTING, READY, MEASURING, STOPPING = "off", "starting", "ready", "measuring", "stopping"
@@ -70,12 +71,12 @@ class Session:
         """
         return self._begin(STARTING, params, lambda run: self._by_hand(run, settings, limits))
 
-    def measure(self, params: Setting, done: Callable[[Run, Outcome], None]) -> bool:
+    def measure(self, params: Setting, done: Callable[[Run, Verdict, Shown], None]) -> bool:
         """Run the notebook's experiment; False if something runs already.
 
         Args:
             params: the notebook's.
-            done: gets the run and what came out.
+            done: gets the run, its verdict and what else is shown.
         """
         return self._begin(MEASURING, params, lambda run: self._experiment(run, params, done))
 
@@ -166,11 +167,12 @@ class Session:
                 self.fail(f"the server {server.exit_text}")
                 return
 
-    async def _experiment(self, run: Run, params: Setting, done: Callable[[Run, Outcome], None]) -> None:
+    async def _experiment(self, run: Run, params: Setting, done: Callable[[Run, Verdict, Shown], None]) -> None:
         await self.experiment.measure(params, run, self.say)
-        outcome = self.experiment.judge(read_run(run.folder), params)
-        run.update(verdict=outcome.verdict.to_dict())
-        done(run, outcome)
+        data = read_run(run.folder)
+        verdict = self.experiment.judge.judge(data, params)
+        run.update(verdict=verdict.to_dict())
+        done(run, verdict, self.experiment.show(data, params))
 
     # --- the moving picture ---------------------------------------------------------------------------
 
