@@ -19,12 +19,15 @@ from typing import Any
 import nbformat
 
 from labkit.errors import ParameterError, RecordError
+from labkit.measure.compare_runs import OWN, recorded_sides
 from labkit.measure.record import outputs_folder, read_run
 from labkit.present.digest import digest_of
 from labkit.present.execute import folder_of
 from labkit.present.hidden import hidden_here
 from labkit.present.page import page_of
 from labkit.present.redact import Hide, forms, redact, redact_json, texts_in
+from labkit.present.unpack import SIDES
+from labkit.settings import CompareRuns
 
 MANIFEST_SCHEMA = 1
 PAGE, DIGEST, MANIFEST = "report.html", "summary.md", "manifest.json"
@@ -77,8 +80,23 @@ def pack(folder: Path, target: Path | None = None, *, with_text: bool = False) -
         skipped = _redacted_copy(folder, staging, hides, drop_text=not with_text)
         _made(staging, executed_copy(folder, run), run["notebook"], hides, drop_text=not with_text)
         _refuse_secrets(staging, hides)
+        skipped += _pack_sides(run, staging, with_text=with_text)
         _zip(staging, target)
     return target, skipped
+
+
+def _pack_sides(run: dict[str, Any], staging: Path, *, with_text: bool) -> list[str]:
+    """Put the runs that a comparison compared beside it, each as a pack; return those that aren't here any more."""
+    if run["notebook"] != OWN or run["verdict"]["status"] == "not_run":
+        return []
+    try:
+        sides = recorded_sides(run, CompareRuns(**run["parameters"]))
+    except ParameterError as error:
+        return [str(error)]
+    for name, folders in zip(SIDES, (sides.before_folders, sides.after_folders), strict=True):
+        for number, folder in enumerate(folders):
+            pack(folder, staging / f"{name}.{number}.zip", with_text=with_text)
+    return []
 
 
 def executed_copy(folder: Path, run: dict[str, Any]) -> Path | None:

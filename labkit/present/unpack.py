@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from labkit.engine.fetch import sha256_of
+from labkit.engine.untrusted import mapping
 from labkit.errors import AlteredError, ParameterError
-from labkit.measure.record import recorded_folder
+from labkit.measure.record import read_run, recorded_folder
 
 MANIFEST = "manifest.json"
+SIDES = ("before", "after")  # of a comparison: the runs it compared are in its pack as before.0.zip and so on
 MANIFEST_SCHEMA = 1
 # far above any run of this kit: a run of 01 has about 60 files and 20 MB
 MAX_MEMBERS = 1000
@@ -42,10 +44,41 @@ def opened(path: Path | str) -> Iterator[Path]:
         yield folder
         return
     with tempfile.TemporaryDirectory(prefix="labkit-pack-") as scratch:
-        _refuse(path, unpack(path, Path(scratch)))
-        if not (Path(scratch) / "run.json").is_file():
+        folder = Path(scratch) / "pack" / "run"
+        folder.mkdir(parents=True)
+        _refuse(path, unpack(path, folder))
+        if not (folder / "run.json").is_file():
             raise ParameterError(f"{path.name} holds no run", why="there is no run.json in it")
-        yield Path(scratch)
+        _refuse(path, [finding for inner, side in packed_sides(folder) for finding in _unpack_side(inner, side)])
+        yield folder
+
+
+def packed_sides(folder: Path) -> list[tuple[Path, Path]]:
+    """Return the packs in an unpacked comparison of the runs that it compared, and where a replay looks for each.
+
+    Args:
+        folder: as opened() gives it.
+    """
+    arms = mapping(read_run(folder).run.get("arms"))
+    noted = {side: mapping(arms.get(side)).get("folders") for side in SIDES}
+    places = {
+        f"{side}.{number}.zip": Path(str(place)).parts[-2:]
+        for side, folders in noted.items()
+        if isinstance(folders, list)
+        for number, place in enumerate(folders)
+    }
+    return [
+        (folder / name, folder.parents[1].joinpath(*parts))
+        for name, parts in places.items()
+        if (folder / name).is_file() and len(parts) == 2 and all(map(_plain, parts))
+    ]
+
+
+def _unpack_side(inner: Path, folder: Path) -> list[str]:
+    if folder.exists():  # a run that is compared with itself
+        return []
+    folder.mkdir(parents=True)
+    return [f"{inner.name}: {finding}" for finding in unpack(inner, folder)]
 
 
 def _refuse(path: Path, findings: list[str]) -> None:

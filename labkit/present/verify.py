@@ -21,7 +21,7 @@ from labkit.measure.kv_modes import count_reprocessed
 from labkit.measure.record import STREAMS, RunData, finite, read_run
 from labkit.present.judges import judge_of
 from labkit.present.shown import notebook_findings, painted, same_text
-from labkit.present.unpack import MANIFEST, opened
+from labkit.present.unpack import MANIFEST, opened, packed_sides
 
 # one machine's arithmetic may differ from another's in the last digits
 RELATIVE = 1e-6
@@ -45,6 +45,16 @@ class Verification:
         """Whether nothing differs."""
         return not self.differences
 
+    def and_side(self, name: str, side: Verification) -> Verification:
+        """Return this with what came out for one of the runs that were compared.
+
+        Args:
+            name: of its pack.
+            side: what came out.
+        """
+        differences = tuple(f"{name}: {text}" for text in side.differences)
+        return Verification((*self.checked, f"{name}:", *side.checked), (*self.differences, *differences))
+
     @property
     def lines(self) -> list[str]:
         """All of it, for a person."""
@@ -64,7 +74,10 @@ def verify_run(path: Path | str) -> Verification:
     """
     try:
         with opened(path) as folder:
-            return _verified(folder)
+            found = _verified(folder)
+            for inner, side in packed_sides(folder):
+                found = found.and_side(inner.name, _verified(side))
+            return found
     except AlteredError as error:
         return Verification((f"{error.what}: refused",), tuple(error.why.split("; ")))
 
@@ -76,7 +89,7 @@ def _verified(folder: Path) -> Verification:
         checked.append("it came to no verdict, and says so: nothing was judged")
         return Verification(tuple(checked), tuple(painted(folder)))
     differences = [*_broken_lines(folder), *_or_why(lambda: disagreements(data), "the rows can't be compared")]
-    found, why = _judged(data)
+    found, why = _judged(data, folder)
     if found is None:
         return Verification(tuple(checked), (*differences, why))
     checked += [f"verdict recomputed: {found.status}", *(f"  {check.name}: {check.status}" for check in found.checks)]
@@ -106,10 +119,11 @@ def _or_why(compute: Any, otherwise: str) -> list[str]:
         return [f"{otherwise}: {type(error).__name__}: {error}"]
 
 
-def _judged(data: RunData) -> tuple[Verdict | None, str]:
+def _judged(data: RunData, folder: Path) -> tuple[Verdict | None, str]:
     try:
         judge = judge_of(str(data.run.get("notebook")))
-        return judge.judge(data, judge.model(**data.run["parameters"])), ""
+        # runs that were compared are looked for beside the record first
+        return judge.judge(data, judge.model(**data.run["parameters"] | {"replay": str(folder)})), ""
     except LabError as error:
         return None, f"the verdict can't be recomputed: {error}"
     except Exception as error:  # the rows may say anything

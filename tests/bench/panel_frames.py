@@ -37,7 +37,7 @@ def kernel_process() -> psutil.Process:
 
 def measured(page: Any, address: str, folder: Path, slots: int, args: argparse.Namespace) -> dict[str, float]:
     """Run one panel with so many slots, and return what was counted."""
-    values = {"model": args.model, "parallel": slots, "ctx_size": 1024 * slots, "outputs": str(folder)}
+    values = {"model": args.model, "parallel": slots, "ctx_size": 1024 * slots, "a_tokens": 900, "outputs": str(folder)}
     write_notebook(folder / "notebooks" / f"bench{slots}.ipynb", "03_late_arrival", values | {"interactive": True})
     panel = NotebookPage(page, address, f"bench{slots}")
     panel.run_all()

@@ -127,7 +127,7 @@ def reached_by_a_replay(node: ast.AST) -> list[str]:
 
 def test_every_notebook_has_a_judge_and_the_panel_uses_it() -> None:
     assert list(JUDGES) == list(EXPERIMENTS) == sorted(path.stem for path in (PROJECT / "notebooks").glob("*.ipynb"))
-    assert all(EXPERIMENTS[name].model is judge.model for name, judge in JUDGES.items())
+    assert all(EXPERIMENTS[name].judge is judge for name, judge in JUDGES.items())
     with pytest.raises(ParameterError, match="'07_nothing' is no notebook"):
         judge_of("07_nothing")
 
