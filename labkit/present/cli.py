@@ -136,7 +136,7 @@ def pack(name: str, target: Path | None, with_text: bool) -> None:
 
     made, skipped = pack.pack(pack.find_run(name), target, with_text=with_text)
     for left in skipped:
-        click.echo(f"left out, since it is no text: {left}", err=True)
+        click.echo(f"left out: {left}", err=True)
     click.echo(made)
 
 

@@ -65,7 +65,7 @@ def pack(folder: Path, target: Path | None = None, *, with_text: bool = False) -
         with_text: keep prompts and answers, where the record has them.
 
     Returns:
-        The zip, and the names of the run's files that are no text and were left out.
+        The zip, and what was left out: files that are no text, compared runs that aren't here any more.
 
     Raises:
         ParameterError: it isn't a run folder.
@@ -127,13 +127,13 @@ def _texts(folder: Path) -> list[str]:
 
 
 def _redacted_copy(folder: Path, staging: Path, hides: Sequence[Hide], *, drop_text: bool) -> list[str]:
-    """Copy a run's text files redacted, and return the names of the others."""
+    """Copy a run's text files redacted, and return which were left out."""
     skipped = []
     for path in sorted(folder.iterdir()):
         if path.suffix == ".ipynb" or path.name.removesuffix(".html").removesuffix(".md") == _stem(folder):
             continue  # made anew from what is redacted
         if path.is_symlink() or not path.is_file() or path.suffix not in _TEXT_KINDS:
-            skipped.append(path.name)
+            skipped.append(f"{path.name}, which is no text")
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
         # a picture's specification has fields called "text" that are no answers

@@ -51,6 +51,7 @@ def supported(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return labkit("run", "03", *TOY, "-p", "outputs", "runs", "-p", "keep_text", "True", cwd=folder), folder
 
 
+@pytest.mark.full
 def test_0_supported_with_everything_in_the_run_folder(supported: Any) -> None:
     done, folder = supported
     assert done.returncode == 0, done.stderr
@@ -64,6 +65,7 @@ def test_0_supported_with_everything_in_the_run_folder(supported: Any) -> None:
     assert "\x1b" not in done.stderr + done.stdout
 
 
+@pytest.mark.full
 def test_its_page_is_small_and_whole(supported: Any) -> None:
     page = Path(last_line(supported[0].stdout)["page"])
     text = page.read_text()

@@ -45,6 +45,7 @@ def test_a_pool_that_the_slots_can_not_fill_is_left_out_with_the_reason(tmp_path
     assert not data.requests
 
 
+@pytest.mark.full
 def test_the_notebook_runs_and_every_claim_is_supported(tmp_path: Path) -> None:
     notebook = PROJECT / "notebooks" / "05_kv_exhaustion.ipynb"
     out = tmp_path / "out.ipynb"
