@@ -134,7 +134,8 @@ class NotebookPage:
         base, query = address.split("?")
         # while the first kernel of a fresh JupyterLab comes up, the page may ask which one to take
         asked = page.locator(".jp-Dialog", has_text="Select Kernel")
-        page.add_locator_handler(asked, lambda: asked.locator("button.jp-mod-accept").click())
+        accept = asked.locator("button.jp-mod-accept").first
+        page.add_locator_handler(asked, lambda: accept.click(), no_wait_after=True)
         page.goto(f"{base}/tree/{name}.ipynb?{query}")
         page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
         self._until_kernel_idle()

@@ -33,7 +33,7 @@ def test_the_panel_at_two_widths(chromium: Any, tmp_path: Path, theme: str) -> N
     folder = tmp_path / "lab"
     folder.mkdir()
     with jupyterlab(folder, PROJECT / "notebooks", theme=theme) as address:
-        values = {"model": "toy", "outputs": str(tmp_path), "interactive": True, "parallel": 4}
+        values = {"model": "smollm2-135m", "outputs": str(tmp_path), "interactive": True, "parallel": 4}
         write_notebook(folder / "notebooks" / "look.ipynb", "03_late_arrival", values)
         page = chromium.new_page(viewport={"width": 1280, "height": 1250})
         panel = NotebookPage(page, address, "look")

@@ -131,6 +131,20 @@ def test_06_offers_the_recorded_runs(tmp_path: Path) -> None:
     assert [Path(path).name for path in offered] == ["", "b", "a"]
 
 
+def test_the_first_running_request_is_offered_for_cancelling_and_a_choice_stays() -> None:
+    made = panel()
+    made.offer(["A"])
+    assert made.running.value == "A"
+    made.offer(["A", "B", "C"])
+    made.running.value = "B"
+    made.offer(["B", "C"])
+    assert made.running.value == "B"
+    made.offer(["C"])
+    assert made.running.value == "C"
+    made.offer([])
+    assert made.running.value is None
+
+
 # --- sessions -----------------------------------------------------------------------------------------
 
 

@@ -240,11 +240,19 @@ class Panel:
 
     def _show(self, frame: dict[str, Any], running: bool) -> None:
         self.stage.show(frame, running=running)
-        if self.session.hand:
-            labels = self.session.hand.running
-            if labels != list(self.running.options):
-                self.running.options = labels
-                self._changed()
+        self.offer(self.session.hand.running if self.session.hand else [])
+
+    def offer(self, labels: list[str]) -> None:
+        """Let one of these requests be cancelled; a choice that still runs stays, else the first is chosen.
+
+        Args:
+            labels: of the requests that run.
+        """
+        if labels != list(self.running.options):
+            chosen = self.running.value
+            self.running.options = labels
+            self.running.value = chosen if chosen in labels else next(iter(labels), None)
+            self._changed()
 
     def _changed(self) -> None:
         state, session = self.session.state, self.session
