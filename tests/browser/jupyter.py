@@ -18,6 +18,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import psutil
+from playwright.sync_api import Error
 
 START_LIMIT_S = 60.0
 CELLS_LIMIT_MS = 240_000
@@ -120,6 +121,12 @@ def engines_left(limit_s: float = 15.0) -> list[int]:
     return found
 
 
+def _accept(dialog: Any) -> None:
+    # it may go away by itself in the meantime
+    with suppress(Error):
+        dialog.locator("button.jp-mod-accept").first.click(timeout=3000)
+
+
 class NotebookPage:
     """One notebook, open in JupyterLab.
 
@@ -134,8 +141,7 @@ class NotebookPage:
         base, query = address.split("?")
         # while the first kernel of a fresh JupyterLab comes up, the page may ask which one to take
         asked = page.locator(".jp-Dialog", has_text="Select Kernel")
-        accept = asked.locator("button.jp-mod-accept").first
-        page.add_locator_handler(asked, lambda: accept.click(), no_wait_after=True)
+        page.add_locator_handler(asked, lambda: _accept(asked), no_wait_after=True)
         page.goto(f"{base}/tree/{name}.ipynb?{query}")
         page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
         self._until_kernel_idle()
