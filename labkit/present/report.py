@@ -210,8 +210,11 @@ def reason(outcome: Outcome) -> str:
     if outcome.error[0]:
         return outcome.error[1]
     checks = outcome.run.get("verdict", {}).get("checks", [])
-    deciding = next((check for check in checks if check["status"] == outcome.status), None)
-    return f"{deciding['claim']}: {deciding['why']}" if deciding else "it came to no verdict"
+    deciding = [check for check in checks if check["status"] == outcome.status]
+    if not deciding:
+        return "it came to no verdict"
+    more = f" (and {len(deciding) - 1} more claims)" if len(deciding) > 2 else ""
+    return f"{deciding[0]['claim']}: {deciding[0]['why']}{more}"
 
 
 def _index_text(title: str, rows: list[Row], facts: list[tuple[str, str]]) -> str:

@@ -106,3 +106,9 @@ def test_an_undecided_comparison_of_equal_runs_does_not_fail_a_report() -> None:
 
 def test_the_reason_is_the_deciding_check() -> None:
     assert reason(Outcome(Path("x"), run=run_json())) == "the late request joined: both were in the same steps"
+
+
+def test_the_reason_says_how_many_claims_stand_beside_it() -> None:
+    checks = run_json()["verdict"]["checks"] * 3 + [{"status": "not_tested", "claim": "c", "why": "w"}]
+    found = reason(Outcome(Path("x"), run=run_json(verdict={"status": "supported", "checks": checks})))
+    assert found.endswith("both were in the same steps (and 2 more claims)")
