@@ -26,11 +26,10 @@ from labkit.present.execute import folder_of
 from labkit.present.hidden import hidden_here
 from labkit.present.page import page_of
 from labkit.present.redact import Hide, forms, redact, redact_json, texts_in
-from labkit.present.unpack import SIDES
+from labkit.present.unpack import MANIFEST, MANIFEST_SCHEMA, SIDES
 from labkit.settings import CompareRuns
 
-MANIFEST_SCHEMA = 1
-PAGE, DIGEST, MANIFEST = "report.html", "summary.md", "manifest.json"
+PAGE, DIGEST = "report.html", "summary.md"
 _TEXT_KINDS = (".json", ".jsonl", ".log", ".txt", ".md", ".yaml")
 # shorter texts ("yes") are words that stand everywhere
 _SHORTEST_TEXT = 12
