@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LANE_PX, QUEUE_PX = 84, 30
+MANY_WAIT, CROWDED_PX = 8, 14  # more waiting requests than that, and their rows are lower
 NEAR_PX = 30  # arrival marks nearer than this leave no room for a name between them
 # parts of a lane's height, from its top
 BAR_TOP, BAR_BOTTOM, STRIP_TOP, STRIP_BOTTOM = 0.30, 0.74, 0.82, 0.93
@@ -71,7 +72,8 @@ class _Arm:
         self.deferred = list(dict.fromkeys(self.phases[self.phases["phase"] == "deferred"]["label"]))
         self.slots = self._slots()
         # arrivals have a row of their own; each deferred request one more
-        self.queue = 0.36 * (1 + len(self.deferred))
+        self.row = (QUEUE_PX if len(self.deferred) <= MANY_WAIT else CROWDED_PX) / LANE_PX
+        self.queue = QUEUE_PX / LANE_PX + self.row * len(self.deferred)
         self.height = self.queue + len(self.slots)
 
     def _of(self, frame: pd.DataFrame) -> pd.DataFrame:
@@ -110,7 +112,7 @@ class _Arm:
             *self._arrivals(),
             *self._wait_words(),
         ]
-        height = int(QUEUE_PX * (1 + len(self.deferred)) + LANE_PX * len(self.slots))
+        height = round(LANE_PX * self.height)
         name = {"text": self.frames.arm_name(self.arm), "anchor": "start", "frame": "bounds"}
         # axes once for all layers: Altair copies what is in each of them
         encoding = alt.Encoding(x=self._x(), y=self._y())
@@ -187,12 +189,13 @@ class _Arm:
         ]
         for row in self.phases[self.phases["phase"] == "deferred"].itertuples():
             top = self._queue_row(row.label)
-            rows.append({"x": row.start_s, "x2": row.end_s, "y": top + 0.08, "y2": top + 0.28, "label": row.label})
+            at = {"y": top + 0.22 * self.row, "y2": top + 0.78 * self.row}
+            rows.append(at | {"x": row.start_s, "x2": row.end_s, "label": row.label})
         outline = {"fill": "white", "fillOpacity": 0.6, "strokeDash": [4, 3], "strokeWidth": 1.6}
         return self._rects(rows, **outline).encode(self.stroke)
 
     def _queue_row(self, label: str) -> float:
-        return 0.36 * (1 + self.deferred.index(label))
+        return QUEUE_PX / LANE_PX + self.row * self.deferred.index(label)
 
     def _ticks(self) -> Any:
         slot_of = {row.label: row.slot for row in self.phases.itertuples() if known(row.slot)}
@@ -324,7 +327,7 @@ class _Arm:
         waits = [
             {
                 "x": float(span.end_s) if span.end_s < 0.8 * self.end_s else float(span.start_s) + 0.004 * self.end_s,
-                "y": self._queue_row(span.label) + 0.18,
+                "y": self._queue_row(span.label) + self.row / 2,
                 "text": f"{span.label} waits {seconds_text(span.end_s - span.start_s)} for a slot",
             }
             for span in self.phases[self.phases["phase"] == "deferred"].itertuples()
@@ -338,7 +341,8 @@ class _Arm:
             for row in self._spans("waiting")
             if row["x2"] - row["x"] > 0.2 * self.end_s
         ]
-        return [self._text(waits, dx=5), self._text(held, dx=8)]
+        size = 12 if len(self.deferred) <= MANY_WAIT else 10.5
+        return [self._text(waits, dx=5, fontSize=size), self._text(held, dx=8)]
 
     def _arrival_words(self, group: list[dict[str, Any]]) -> dict[str, Any] | None:
         """Return the words behind a group's last mark; the names alone, or none, where the next one is too near."""

@@ -23,10 +23,17 @@ def run_facts(frames: RunFrames) -> str:
             f"batch {effective.get('batch_size', '?')}",
             f"{model.get('name', 'model unknown')} {(model.get('facts') or {}).get('quantisation') or ''}".strip(),
             f"llama.cpp b{server.get('build', {}).get('number', '?')}",
-            "attached, its machine is not known" if server.get("attached") else f"{machine['cores']} CPU cores",
+            "attached, its machine is not known" if server.get("attached") else _computes_on(effective, machine),
             *recorded_facts(frames.data.run),
         ]
     )
+
+
+def _computes_on(effective: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
+    cores = f"{machine['cores']} CPU cores"
+    on_gpu = any(not str(device).startswith("CPU") for device in effective.get("kv_devices") or [])
+    gpus = dict.fromkeys(gpu["name"] for gpu in machine.get("gpus") or [] if on_gpu)
+    return ", ".join([*gpus, cores])
 
 
 def recorded_facts(run: Mapping[str, Any]) -> list[str]:

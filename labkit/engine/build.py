@@ -199,8 +199,9 @@ def _record(
     if not binary.is_file():
         raise EngineError(f"the build ended without {binary}", hint=f"its log, {order.log_folder / 'build.log'}")
     older, digest = read_record(binary), sha256_of(binary)
-    if not progress and older and older["binary_sha256"] == digest:
-        progress, seconds = older["progress"], older["seconds"]  # ninja had nothing to do
+    if older and older["binary_sha256"] == digest and _steps(progress) < _steps(older["progress"]):
+        # ninja had nothing to do, or next to nothing: the same binary took what the older record says
+        progress, seconds = older["progress"], older["seconds"]
     record = {
         "schema_version": SCHEMA_VERSION,
         "labkit": labkit.__version__,
@@ -226,6 +227,10 @@ def _record(
     _write(binary.with_name(RECORD), record)
     _point_to(binary)
     return record
+
+
+def _steps(progress: list[dict[str, Any]]) -> int:
+    return int(progress[-1]["total"]) if progress else 0
 
 
 def _tools(tools: Toolchain, backend: str) -> dict[str, Any]:

@@ -91,6 +91,15 @@ def test_the_ceiling_is_built_when_asked_for(make: Make) -> None:
     assert Path(make(ceiling=True)["ceiling_binary"]).is_file()
 
 
+def test_a_step_that_leaves_the_binary_as_it_was_does_not_replace_the_record_of_its_build(make: Make) -> None:
+    first = make()
+    objects = next((Path(first["binary"]).parents[1]).rglob("main.c.o"))
+    objects.unlink()  # one step of several to do again
+    again = make()
+    assert first["progress"][-1]["total"] > 2
+    assert (again["progress"], again["seconds"]) == (first["progress"], first["seconds"])
+
+
 @pytest.mark.full
 def test_a_finished_build_is_not_made_again(make: Make) -> None:
     first = make()

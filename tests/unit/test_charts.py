@@ -69,6 +69,26 @@ def test_deferred_requests_wait_in_a_row_of_their_own() -> None:
     assert "for a slot" not in words(spec(lab.slot_lanes, both()))
 
 
+def test_a_crowd_of_waiting_requests_stands_in_lower_rows() -> None:
+    heights = {}
+    for requests in (6, 32):
+        data = empty_run()
+        add_load(data, Load(1, requests))
+        picture = spec(lambda *a, **k: lab.slot_lanes(*a, early=None, **k), lab.RunFrames(data))
+        heights[requests] = picture["vconcat"][0]["height"]
+        assert words(picture).count("for a slot") == requests - 1
+    assert heights[6] == 30 + 5 * 30 + 84
+    assert heights[32] == 30 + 31 * 14 + 84
+
+
+def test_a_picture_names_the_gpu_that_holds_the_kv_cache() -> None:
+    data = recorded(treatment=Scenario())
+    data.run["provenance"]["gpus"] = [{"name": "NVIDIA H200"}, {"name": "NVIDIA H200"}]
+    assert "H200" not in lab.readings.run_facts(lab.RunFrames(data))
+    data.run["arms"]["treatment"]["server"]["effective"]["kv_devices"] = ["CUDA0", "CUDA1"]
+    assert lab.readings.run_facts(lab.RunFrames(data)).endswith("NVIDIA H200, 2 CPU cores")
+
+
 def test_several_stalls_are_named_by_their_length_alone_and_one_in_full() -> None:
     said = words(spec(lab.inter_token_gaps, both(late=3)))
     assert said.count('"text": "200 ms"') == 3

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import altair as alt
 import pytest
 
 import labkit as lab
 from labkit.analyze.metrics_and_gpu import readings as counter_readings
-from labkit.analyze.metrics_and_gpu.charts import MOST_DOTS, steps_of, thinned_steps
+from labkit.analyze.metrics_and_gpu.charts import MOST_DOTS, PANEL_PX, _line_of, steps_of, thinned_steps
+from labkit.analyze.palette import Datasets
 from labkit.measure.record import RunData
 from tests.counted import Counted, counted, full
 
@@ -200,6 +202,24 @@ def test_the_queue_names_its_columns_on_one_height_and_ends_with_its_last_scrape
     assert [upper["title"]["text"] for upper in uppers] == ["all at once", "one after another"]
     last_s = max(row["x"] for rows in chart["datasets"].values() for row in rows)
     assert all(upper["encoding"]["x"]["scale"]["domain"][1] >= last_s for upper in uppers)
+
+
+def test_the_queue_of_many_slots_is_no_taller_and_has_few_numbers() -> None:
+    data = full()
+    for row in data.metrics:
+        if row.get("values", {}).get("requests_processing"):
+            row["values"]["requests_processing"] = 40
+    panel = lab.processing_and_deferred(frames(data), title="T", subtitle=[]).to_dict(validate=False)["hconcat"][0]
+    upper = panel["vconcat"][0]
+    assert upper["height"] == PANEL_PX
+    assert upper["encoding"]["y"]["axis"]["values"] == list(range(0, 41, 5))
+
+
+@pytest.mark.parametrize(("most_calls", "align"), [(100, "right"), (5000, "left")])
+def test_the_name_of_a_steep_line_stands_behind_its_end(most_calls: float, align: str) -> None:
+    rows = [{"x": float(i), "y": 10 * i} for i in range(101)]
+    chart = _line_of(alt, Datasets(), rows, "blue", "all at once", above=True, most_calls=most_calls)[-1]
+    assert chart.mark.align == align
 
 
 def test_a_gpu_gets_rows_of_its_own() -> None:

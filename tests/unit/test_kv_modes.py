@@ -251,7 +251,7 @@ def test_the_sentences_carry_this_runs_numbers() -> None:
     assert "4 slots of 1,024 cells" in kr.wrong_way_reading(data)
     assert "4 times the context" in kr.wrong_way_reading(data)
     assert "the flag was ignored" in kr.wrong_way_reading(data)
-    assert "C (2,304 + 24: does_not_fit)" in kr.fits_reading(data)
+    assert "C refused (2,304 + 24 cells)" in kr.fits_reading(data)
     assert "the KV buffer does not move" in kr.memory_reading(data)
     assert "+90 MiB" in kr.memory_reading(data)
     assert "3 of 4 served, 1 refused" in kr.ledger_reading(frames)

@@ -6,19 +6,13 @@ from typing import Any
 
 from labkit.analyze.frames import RunFrames
 from labkit.analyze.kv_modes.charts import NO_LOAD, SHAPES, colour_of
-from labkit.analyze.kv_modes.claims import LOADED, OTHER_UBATCH, SPLIT, SPLIT_ROOMY, UNIFIED
-from labkit.analyze.kv_modes.tables import gpu_bytes, resident_bytes
-from labkit.analyze.kv_modes.view import KvArm
+from labkit.analyze.kv_modes.claims import LOADED
+from labkit.analyze.kv_modes.tables import ROWS, gpu_bytes, resident_bytes
+from labkit.analyze.kv_modes.view import ENDINGS, KvArm
 from labkit.analyze.palette import CROSS, INK, QUIET_INK, WIDTH, Datasets, finish, nothing_to_draw
 
 MIB = 2**20
 KV_COLOUR, COMPUTE_COLOUR, RESIDENT_COLOUR = "#0072B2", "#E69F00", "#5F6368"
-ROWS = {
-    UNIFIED: "unified",
-    SPLIT: "split, same total",
-    SPLIT_ROOMY: "split, same per slot",
-    OTHER_UBATCH: "unified, other ubatch",
-}
 
 
 def lengths_that_fit(frames: RunFrames, *, title: str, subtitle: list[str]) -> Any:
@@ -47,15 +41,11 @@ def lengths_that_fit(frames: RunFrames, *, title: str, subtitle: list[str]) -> A
         for fate in view.fates:
             good = fate.outcome in SHAPES
             facts = {"x": fate.prompt + fate.answer, "row": name, "label": fate.label, "good": good}
-            marks.append(facts | {"text": fate.label if good else f"{fate.label} {_outcome(fate.outcome)}",
-                                  "colour": colour_of(fate.label, labels)})  # fmt: skip
+            text = fate.label if good else f"{fate.label} {ENDINGS.get(fate.outcome, fate.outcome)}"
+            marks.append(facts | {"text": text, "colour": colour_of(fate.label, labels)})
     legend = "circle: served · cross: not served · bar: where a slot ends"
     datasets = Datasets()
     return _fit_chart(alt, datasets, marks, limits, list(views), finish(title, [*subtitle, legend]))
-
-
-def _outcome(outcome: str) -> str:
-    return {"does_not_fit": "refused"}.get(outcome, outcome)
 
 
 def _named_together(marks: list[dict[str, Any]], most: float) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from labkit.analyze.frames import Column, tidy
-from labkit.analyze.kv_modes.claims import LOADED, STARTED
+from labkit.analyze.kv_modes.claims import LOADED, OTHER_UBATCH, SPLIT, SPLIT_ROOMY, STARTED, UNIFIED
 from labkit.analyze.kv_modes.view import KvArm
 from labkit.analyze.rows import RunRows
 
@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MIB = 2**20
+ROWS = {
+    UNIFIED: "unified",
+    SPLIT: "split, same total",
+    SPLIT_ROOMY: "split, same per slot",
+    OTHER_UBATCH: "unified, other ubatch",
+}
 KV_SERVERS = {
     "server": Column("str", "", "arm"),
     "asked": Column("str", "", "what was passed"),

@@ -11,6 +11,7 @@ from labkit.settings.context import Context
 
 Trouble = tuple[str, str]
 SERVED, REFUSED, CUT, EXHAUSTED = "completed", "does_not_fit", "slot_limit", "pool exhausted"
+ENDINGS = {REFUSED: "refused", CUT: "cut at the slot's limit"}  # in a reader's words
 EXCEEDED = "Context size has been exceeded"
 BROKEN = ("disconnected", "stalled", "cancelled", "not_sent", "overrun")
 

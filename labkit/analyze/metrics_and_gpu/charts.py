@@ -13,7 +13,7 @@ from labkit.analyze.palette import INK, QUIET_INK, WIDTH, Datasets, finish, noth
 BLUE, ORANGE, BAND = "#0072B2", "#D55E00", "#D5DAE0"
 # processing and deferred, in this order
 GAUGES = {"processing": ("requests_processing", BLUE), "deferred": ("requests_deferred", ORANGE)}
-ROW_PX = 36  # height of one request in the queue's picture
+ROW_PX, PANEL_PX = 36, 230  # height of one request in the queue's picture, and of a panel at most
 MOST_DOTS = 220  # of one line: more would run into each other
 
 
@@ -67,11 +67,11 @@ class _Queue:
             "y:Q",
             title=kind if first else None,
             scale=alt.Scale(domain=[0, most + 0.6], nice=False),
-            axis=alt.Axis(values=list(range(most + 1)), format="d"),
+            axis=alt.Axis(values=list(range(0, most + 1, -(-most // 8))), format="d"),
         )
         layers = [self._band(kind), *self._line(kind), *(self._slots() if kind == "processing" else [])]
         width = (WIDTH - 24 * (len(self.frames.arms) - 1)) // len(self.frames.arms) - 30
-        height = ROW_PX * (most + 1)
+        height = min(ROW_PX * (most + 1), PANEL_PX)
         return alt.layer(
             *self.datasets.drawn(layers), encoding=alt.Encoding(x=x, y=y), width=width, height=height
         )  # fmt: skip
@@ -207,7 +207,8 @@ def _tokens_per_call(alt: Any, frames: RunFrames, lines: dict[str, list[dict[str
     )
     layers = _guides(alt, datasets, most_calls, most_tokens, slots=CounterArm(frames.data, AT_ONCE).slots)
     for arm, colour in zip(lines, (BLUE, ORANGE), strict=False):
-        layers += _line_of(alt, datasets, lines[arm], colour, frames.arm_name(arm), above=colour == BLUE)
+        name = frames.arm_name(arm)
+        layers += _line_of(alt, datasets, lines[arm], colour, name, above=colour == BLUE, most_calls=most_calls)
     encoding = alt.Encoding(x=x, y=y)
     return alt.layer(
         *datasets.drawn(layers), encoding=encoding, width=WIDTH - 40, height=360, datasets=dict(datasets), **look
@@ -237,14 +238,24 @@ def _guides(alt: Any, datasets: Datasets, most_calls: float, most_tokens: float,
 
 
 def _line_of(
-    alt: Any, datasets: Datasets, rows: list[dict[str, Any]], colour: str, name: str, *, above: bool
+    alt: Any,
+    datasets: Datasets,
+    rows: list[dict[str, Any]],
+    colour: str,
+    name: str,
+    *,
+    above: bool,
+    most_calls: float,
 ) -> list[Any]:
     """Draw a line with its name on the side that the other one leaves free."""
     end = rows[-1]
     a_call = f"{end['y'] / end['x']:.2f} a call" if end["x"] else "no call"
     text = f"{name}\n{end['y']:,} tokens, {end['x']:,.0f} calls: {a_call}"
     near = min(rows, key=lambda row: abs(row["x"] - (0.72 if above else 0.6) * end["x"]))
+    # a steep line leaves no room between the axis and itself: its name goes behind its end
+    steep = above and near["x"] < 0.35 * most_calls
     place = {"align": "right", "dx": -14, "dy": -22} if above else {"align": "left", "dx": 14, "dy": 12}
+    near, place = (end, {"align": "left", "dx": 12, "dy": 12}) if steep else (near, place)
     style = {"color": colour, "fontWeight": "bold", "fontSize": 12.5, "lineBreak": "\n", "lineHeight": 17}
     return [
         datasets.chart(alt, rows).mark_line(color=colour, strokeWidth=2.6),
