@@ -134,7 +134,8 @@ def pack(name: str, target: Path | None, with_text: bool) -> None:
     """Make one redacted zip of RUN (a run folder, its name, or an executed notebook) for a ticket."""
     from labkit.present import pack
 
-    made, skipped = pack.pack(pack.find_run(name), target, with_text=with_text)
+    notebook = Path(name).expanduser() if name.endswith(".ipynb") else None
+    made, skipped = pack.pack(pack.find_run(name), target, notebook=notebook, with_text=with_text)
     for left in skipped:
         click.echo(f"left out: {left}", err=True)
     click.echo(made)

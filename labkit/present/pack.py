@@ -30,6 +30,7 @@ from labkit.present.unpack import MANIFEST, MANIFEST_SCHEMA, SIDES
 from labkit.settings import CompareRuns
 
 PAGE, DIGEST = "report.html", "summary.md"
+NO_NOTEBOOK = "the executed notebook, which wasn't found: name it instead of its run"
 _TEXT_KINDS = (".json", ".jsonl", ".log", ".txt", ".md", ".yaml")
 # shorter texts ("yes") are words that stand everywhere
 _SHORTEST_TEXT = 12
@@ -51,20 +52,25 @@ def find_run(name: str) -> Path:
         return folder
     found = sorted(outputs_folder("").glob(f"*/{path.name}/run.json")) if path.name else []
     if not found:
-        raise ParameterError(f"{name} is no run", hint="outputs/<notebook>/<run>, its name, or an executed notebook")
+        why = "no run folder that it names is here" if path.suffix == ".ipynb" and path.is_file() else ""
+        hint = "outputs/<notebook>/<run>, its name, or an executed notebook"
+        raise ParameterError(f"{name} is no run", why=why, hint=hint)
     return found[0].parent
 
 
-def pack(folder: Path, target: Path | None = None, *, with_text: bool = False) -> tuple[Path, list[str]]:
+def pack(
+    folder: Path, target: Path | None = None, *, notebook: Path | None = None, with_text: bool = False
+) -> tuple[Path, list[str]]:
     """Make the zip of a run.
 
     Args:
         folder: of the run.
         target: the zip; None: outputs/<notebook>-<run>.zip.
+        notebook: its executed notebook; None: looked for beside it and in outputs/.
         with_text: keep prompts and answers, where the record has them.
 
     Returns:
-        The zip, and what was left out: files that are no text, compared runs that aren't here any more.
+        The zip, and what was left out: files that are no text, a notebook or compared runs that aren't here.
 
     Raises:
         ParameterError: it isn't a run folder.
@@ -74,10 +80,12 @@ def pack(folder: Path, target: Path | None = None, *, with_text: bool = False) -
     target = target or outputs_folder("") / f"{run['notebook']}-{run['run_id']}.zip"
     hides = hidden_here(run)
     hides += [] if with_text else [Hide(text, "[left out]") for text in _texts(folder) if len(text) >= _SHORTEST_TEXT]
+    notebook = notebook or executed_copy(folder, run)
     with TemporaryDirectory(prefix="labkit-pack-") as scratch:
         staging = Path(scratch)
         skipped = _redacted_copy(folder, staging, hides, drop_text=not with_text)
-        _made(staging, executed_copy(folder, run), run["notebook"], hides, drop_text=not with_text)
+        skipped += [] if notebook else [NO_NOTEBOOK]
+        _made(staging, notebook, run["notebook"], hides, drop_text=not with_text)
         _refuse_secrets(staging, hides)
         skipped += _pack_sides(run, staging, with_text=with_text)
         _zip(staging, target)

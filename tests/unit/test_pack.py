@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -140,9 +141,24 @@ def test_a_run_is_found_by_folder_name_and_notebook(here: Path) -> None:
 def test_a_run_without_its_notebook_is_packed_with_a_word_about_it(here: Path) -> None:
     folder = write_run(here)
     (folder / "03_late_arrival.ipynb").unlink()
-    found = bytes_of(pack.pack(folder)[0])
+    made, left = pack.pack(folder)
+    found = bytes_of(made)
+    assert left == [pack.NO_NOTEBOOK]
     assert b"was not found; the record is complete" in found["report.html"]
     assert b"Verdict: supported" in found["report.html"]
+
+
+def test_an_executed_notebook_that_was_saved_anywhere_is_packed_as_it_is_named(here: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "desk" / "out.ipynb"
+    elsewhere.parent.mkdir()
+    folder = write_run(here, printed="what this very notebook printed")
+    (folder / "03_late_arrival.ipynb").rename(elsewhere)
+    made, left = pack.pack(pack.find_run(str(elsewhere)), notebook=elsewhere)
+    assert left == []
+    assert b"what this very notebook printed" in bytes_of(made)["03_late_arrival.ipynb"]
+    shutil.rmtree(folder)
+    with pytest.raises(ParameterError, match="no run folder that it names is here"):
+        pack.find_run(str(elsewhere))
 
 
 # --- the pure part ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from labkit.measure.record import Run
-from labkit.present.pack import pack
+from labkit.present.pack import NO_NOTEBOOK, pack
 from labkit.present.unpack import opened
 from labkit.present.verify import verify_run
 from tests.notebooks import run_notebook
@@ -34,7 +34,7 @@ def test_the_pack_of_a_comparison_holds_its_sides_and_is_verified_and_replayed_w
 ) -> None:
     made, left = pack(run.folder, tmp_path / "06.zip")
     shutil.rmtree(tmp_path / "then")
-    assert left == []
+    assert left == [NO_NOTEBOOK]
     found = verify_run(made)
     assert found.ok, found.lines
     assert {"before.0.zip:", "after.0.zip:"} <= set(found.checked)
@@ -53,7 +53,7 @@ def test_a_side_that_was_altered_inside_the_pack_of_a_comparison_is_refused(run:
 
 def test_the_pack_of_a_comparison_whose_sides_are_gone_says_so(run: Run, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "then" / "03_late_arrival" / "20260101T000000Z-a")
-    made, (left,) = pack(run.folder, tmp_path / "06.zip")
+    made, (_, left) = pack(run.folder, tmp_path / "06.zip")
     assert "isn't here any more" in left
     assert "isn't here any more" in verify_run(made).differences[0]
 
