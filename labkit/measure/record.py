@@ -296,7 +296,7 @@ def recorded_run(folder: Path, notebook: str) -> dict[str, Any]:
     Raises:
         ParameterError: it is no run of this notebook, or came to no verdict.
     """
-    run = read_run(folder).run
+    run = read_run_json(folder)
     if run["notebook"] != notebook:
         raise ParameterError(
             f"{folder} is a run of {run['notebook']}", why=f"this is {notebook}", hint="the notebook that recorded it"
@@ -339,6 +339,16 @@ def read_run(folder: Path | str) -> RunData:
     Raises:
         ParameterError: there is no run.json, or a schema that this version can't read.
     """
+    path, run = Path(folder), read_run_json(folder)
+    return RunData(run, **{stream: _read_lines(path / f"{stream}.jsonl") for stream in STREAMS})
+
+
+def read_run_json(folder: Path | str) -> dict[str, Any]:
+    """Read what a run folder says of its run, without the rows of its streams, which may be a hundred thousand.
+
+    Raises:
+        ParameterError: there is no run.json, or a schema that this version can't read.
+    """
     path = Path(folder)
     try:
         run = json.loads((path / "run.json").read_text(encoding="utf-8"))
@@ -349,7 +359,7 @@ def read_run(folder: Path | str) -> RunData:
     schema = run.get("schema_version") if isinstance(run, dict) else None
     if schema != SCHEMA_VERSION:
         raise ParameterError(f"{path} has schema {schema}", why=f"this kit reads {SCHEMA_VERSION}")
-    return RunData(run, **{stream: _read_lines(path / f"{stream}.jsonl") for stream in STREAMS})
+    return dict(run)
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ import nbformat
 
 from labkit.errors import ParameterError, RecordError
 from labkit.measure.compare_runs import OWN, recorded_sides
-from labkit.measure.record import outputs_folder, read_run
+from labkit.measure.record import outputs_folder, read_run_json
 from labkit.present.digest import digest_of
 from labkit.present.execute import folder_of
 from labkit.present.hidden import hidden_here
@@ -76,14 +76,14 @@ def pack(
         ParameterError: it isn't a run folder.
         RecordError: the zip can't be written, or a secret would be in it.
     """
-    run = read_run(folder).run
+    run = read_run_json(folder)
     target = target or outputs_folder("") / f"{run['notebook']}-{run['run_id']}.zip"
     hides = hidden_here(run)
     hides += [] if with_text else [Hide(text, "[left out]") for text in _texts(folder) if len(text) >= _SHORTEST_TEXT]
     notebook = notebook or executed_copy(folder, run)
     with TemporaryDirectory(prefix="labkit-pack-") as scratch:
         staging = Path(scratch)
-        skipped = _redacted_copy(folder, staging, hides, drop_text=not with_text)
+        skipped = _redacted_copy(folder, run["notebook"], staging, hides, drop_text=not with_text)
         skipped += [] if notebook else [NO_NOTEBOOK]
         _made(staging, notebook, run["notebook"], hides, drop_text=not with_text)
         _refuse_secrets(staging, hides)
@@ -133,11 +133,11 @@ def _texts(folder: Path) -> list[str]:
     return list(dict.fromkeys([*texts, *lines]))
 
 
-def _redacted_copy(folder: Path, staging: Path, hides: Sequence[Hide], *, drop_text: bool) -> list[str]:
-    """Copy a run's text files redacted, and return which were left out."""
+def _redacted_copy(folder: Path, name: str, staging: Path, hides: Sequence[Hide], *, drop_text: bool) -> list[str]:
+    """Copy the text files of a run of notebook `name` redacted, and return which were left out."""
     skipped = []
     for path in sorted(folder.iterdir()):
-        if path.suffix == ".ipynb" or path.name.removesuffix(".html").removesuffix(".md") == _stem(folder):
+        if path.suffix == ".ipynb" or path.name.removesuffix(".html").removesuffix(".md") == name:
             continue  # made anew from what is redacted
         if path.is_symlink() or not path.is_file() or path.suffix not in _TEXT_KINDS:
             skipped.append(f"{path.name}, which is no text")
@@ -147,10 +147,6 @@ def _redacted_copy(folder: Path, staging: Path, hides: Sequence[Hide], *, drop_t
         drop = drop_text and not path.name.endswith(".vl.json")
         (staging / redact(path.name, hides)).write_text(_redacted(text, path.suffix, hides, drop), encoding="utf-8")
     return skipped
-
-
-def _stem(folder: Path) -> str:
-    return str(read_run(folder).run["notebook"])
 
 
 def _redacted(text: str, suffix: str, hides: Sequence[Hide], drop: bool) -> str:

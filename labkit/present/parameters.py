@@ -13,7 +13,7 @@ import re
 from typing import Any, TypeVar
 
 from labkit.errors import ParameterError
-from labkit.measure.record import read_run, recorded_folder
+from labkit.measure.record import read_run_json, recorded_folder
 from labkit.present.judges import judge_of
 from labkit.settings import Setting
 from labkit.settings.values import Shown, free_in_replay
@@ -54,7 +54,7 @@ def parameters(model: type[Model], namespace: dict[str, Any]) -> Model:
 
 def _recorded(chosen: Model, given: set[str]) -> Model:
     """Return the recorded run's parameters with what may be chosen beside `replay`; refuse the rest by name."""
-    run = read_run(recorded_folder(chosen.replay)).run  # type: ignore[attr-defined]
+    run = read_run_json(recorded_folder(chosen.replay))  # type: ignore[attr-defined]
     if judge_of(run["notebook"]).model is not type(chosen):
         raise ParameterError(
             f"{chosen.replay} is a run of {run['notebook']}, and not of this notebook"  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from typing import Any
 from labkit.analyze.choices import choices, choices_table, kv_text
 from labkit.engine.models import ModelFile, resolve_model
 from labkit.engine.preview import preview_command
-from labkit.measure.record import read_run, recorded_folder
+from labkit.measure.record import read_run_json, recorded_folder
 from labkit.present.show import table
 from labkit.settings import ServerSettings, Setting
 from labkit.settings.values import Shown
@@ -51,7 +51,7 @@ def _preview(settings: ServerSettings) -> None:
 
 def _preview_recorded(settings: ServerSettings, replay: str) -> None:
     """Display the same of a recorded run, from its record: there may be no model here, and no engine."""
-    arms = read_run(recorded_folder(replay)).run["arms"].values()
+    arms = read_run_json(recorded_folder(replay))["arms"].values()
     server: dict[str, Any] = next((arm["server"] for arm in arms if "server" in arm), {})
     if not server.get("attached") and (facts := server.get("model", {}).get("facts")):
         table(choices_table(choices(settings, facts), server["llama_server_command"]))

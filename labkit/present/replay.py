@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from labkit.errors import ParameterError
-from labkit.measure.record import project_folder, read_run
+from labkit.measure.record import project_folder, read_run_json
 from labkit.present.judges import judge_of
 from labkit.present.unpack import opened
 
@@ -28,7 +28,7 @@ def replay(recorded: Path | str, out: Path | str) -> Path:
 
     out = Path(out).expanduser().resolve()
     with opened(recorded) as folder:
-        notebook = str(read_run(folder).run.get("notebook"))
+        notebook = str(read_run_json(folder).get("notebook"))
         judge_of(notebook)  # what names a file must be one of ours
         source = project_folder() / "notebooks" / f"{notebook}.ipynb"
         if not source.is_file():

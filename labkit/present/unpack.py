@@ -15,7 +15,7 @@ from typing import Any
 from labkit.engine.fetch import sha256_of
 from labkit.engine.untrusted import mapping
 from labkit.errors import AlteredError, ParameterError
-from labkit.measure.record import read_run, recorded_folder
+from labkit.measure.record import read_run_json, recorded_folder
 
 MANIFEST = "manifest.json"
 SIDES = ("before", "after")  # of a comparison: the runs it compared are in its pack as before.0.zip and so on
@@ -59,7 +59,7 @@ def packed_sides(folder: Path) -> list[tuple[Path, Path]]:
     Args:
         folder: as opened() gives it.
     """
-    arms = mapping(read_run(folder).run.get("arms"))
+    arms = mapping(read_run_json(folder).get("arms"))
     noted = {side: mapping(arms.get(side)).get("folders") for side in SIDES}
     places = {
         f"{side}.{number}.zip": Path(str(place)).parts[-2:]

@@ -215,3 +215,9 @@ def test_names_of_fields_lose_secrets_alone() -> None:
 
 def test_a_longer_secret_is_not_cut_by_a_shorter_one() -> None:
     assert redact("abcdefgh", [Hide("abc", "x"), Hide("abcdefgh", "y")]) == "y"
+
+
+def test_a_short_word_is_hidden_by_what_is_to_be_hidden_now_not_by_what_was_before() -> None:
+    assert [redact("hanako", hides) for hides in ([], [Hide("hanako", word=True)], [])] == [
+        "hanako", "[redacted]", "hanako",
+    ]  # fmt: skip
