@@ -324,14 +324,7 @@ class _Arm:
 
     def _wait_words(self) -> list[Any]:
         """Say how long requests wait, for a slot or on theirs, where there is room."""
-        waits = [
-            {
-                "x": float(span.end_s) if span.end_s < 0.8 * self.end_s else float(span.start_s) + 0.004 * self.end_s,
-                "y": self._queue_row(span.label) + self.row / 2,
-                "text": f"{span.label} waits {seconds_text(span.end_s - span.start_s)} for a slot",
-            }
-            for span in self.phases[self.phases["phase"] == "deferred"].itertuples()
-        ]
+        waits = [self._wait(span) for span in self.phases[self.phases["phase"] == "deferred"].itertuples()]
         held = [
             {
                 "x": row["x"],
@@ -343,6 +336,16 @@ class _Arm:
         ]
         size = 12 if len(self.deferred) <= MANY_WAIT else 10.5
         return [self._text(waits, dx=5, fontSize=size), self._text(held, dx=8)]
+
+    def _wait(self, span: Any) -> dict[str, Any]:
+        """Name one wait behind its end; inside it where there is no room behind, if its row is high enough."""
+        row = {"x": float(span.end_s), "y": self._queue_row(span.label) + self.row / 2}
+        time = seconds_text(span.end_s - span.start_s)
+        long = span.end_s >= 0.8 * self.end_s
+        if long and len(self.deferred) > MANY_WAIT:
+            return row | {"text": f"{span.label} {time}"}
+        row |= {"x": float(span.start_s) + 0.004 * self.end_s} if long else {}
+        return row | {"text": f"{span.label} waits {time} for a slot"}
 
     def _arrival_words(self, group: list[dict[str, Any]]) -> dict[str, Any] | None:
         """Return the words behind a group's last mark; the names alone, or none, where the next one is too near."""

@@ -2,6 +2,7 @@
 # Makes build_carry/1, /2 and /3 in the project's folder: what a GPU machine without a network needs besides this
 # checkout, in parts of less than 64 MiB with it. Wheels for Python 3.12 on x86-64 with glibc 2.28 or later, llama.cpp's source
 # as notebook 00 unpacked it from the sdist, the default model, and a curl for a machine that has none.
+# They leave room for 4 MB beside them: put outputs/samples/h200 elsewhere while you carry.
 #
 #   bash tests/bench/h200/carry.sh            wants the network, an unpacked sdist and the model in labkit's cache
 set -euo pipefail
