@@ -109,6 +109,7 @@ def test_without_a_compiler_the_wheel_is_looked_at_and_the_verdict_says_so(tmp_p
     assert verdict.checks[0].hint == "apt install g++, pip install cmake ninja"
 
 
+@pytest.mark.notebook
 def test_the_notebook_runs_with_its_quick_parameters(tmp_path: Path) -> None:
     quick = PROJECT / "params" / "00_build.quick.yaml"
     out = tmp_path / "out.ipynb"

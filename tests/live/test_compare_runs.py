@@ -27,6 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+@pytest.mark.notebook
 def test_two_runs_differ_in_what_was_changed_alone(folder: Path) -> None:
     sides = lab.read_sides(lab.CompareRuns(outputs=str(folder)))
     comparison = lab.compared(sides.before, sides.after, changed="auto", tolerance_percent=10)
@@ -37,6 +38,7 @@ def test_two_runs_differ_in_what_was_changed_alone(folder: Path) -> None:
     assert set(comparison.changes) == {"ttft", "wait", "itl", "rate"}
 
 
+@pytest.mark.notebook
 def test_the_notebook_finds_the_runs_compares_them_and_says_so(folder: Path) -> None:
     out = folder / "out.ipynb"
     notebook = PROJECT / "notebooks" / "06_compare_runs.ipynb"

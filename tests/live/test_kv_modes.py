@@ -80,6 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.notebook
 def test_the_notebook_runs_and_every_claim_holds(folder: Path) -> None:
     verdict = lab.read_run(folder).run["verdict"]
     found = {check["name"]: check["status"] for check in verdict["checks"]}
@@ -88,6 +89,7 @@ def test_the_notebook_runs_and_every_claim_holds(folder: Path) -> None:
     assert {"ledger.vl.json", "lengths.vl.json", "memory.vl.json"} <= {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.notebook
 def test_one_pool_serves_what_no_box_does(folder: Path) -> None:
     frames = lab.RunFrames(lab.read_run(folder))
     long = frames.requests[frames.requests["arm"].isin(["unified_long", "split_long"])].set_index("arm")
@@ -96,6 +98,7 @@ def test_one_pool_serves_what_no_box_does(folder: Path) -> None:
     assert lab.kv_readings.kv_choice(frames).mode == "unified"
 
 
+@pytest.mark.notebook
 def test_the_guard_of_this_file_the_ledger_was_seen_filled(folder: Path) -> None:
     frames = lab.RunFrames(lab.read_run(folder))
     held = ledger(frames, "unified").dropna(subset=["label"])

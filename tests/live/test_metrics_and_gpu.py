@@ -79,6 +79,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.notebook
 def test_the_notebook_runs_and_its_verdict_is_supported(executed: Path) -> None:
     found = record(executed)
     checks = {check["name"]: check for check in found["verdict"]["checks"]}
@@ -88,6 +89,7 @@ def test_the_notebook_runs_and_its_verdict_is_supported(executed: Path) -> None:
     assert set(found["arms"]) == {"at_once", "one_by_one", "metrics_off"}
 
 
+@pytest.mark.notebook
 def test_its_pictures_and_sentences_are_in_the_executed_copy(executed: Path) -> None:
     found = outputs(executed / "out.ipynb")
     assert sum("image/png" in out.get("data", {}) for out in found) == 3

@@ -154,6 +154,7 @@ def test_a_string_that_means_true_is_true(tmp_path: Path) -> None:
     assert record(tmp_path)["parameters"]["kv_unified"] is True
 
 
+@pytest.mark.notebook
 def test_strict_fails_the_job_after_the_verdict_is_saved(tmp_path: Path) -> None:
     refuted = [*TOY, "-p", "cont_batching", "False", "-p", "control", "False", "-p", "strict", "True"]
     run = papermill(str(tmp_path / "out.ipynb"), *refuted, "-p", "outputs", str(tmp_path))

@@ -48,6 +48,7 @@ def data(executed: Path) -> Any:
     return lab.read_run(folder)
 
 
+@pytest.mark.notebook
 def test_the_verdict_stands_at_the_top_and_a_command_line_above_it(executed: Path) -> None:
     found = outputs(executed)
     pages = [out["data"]["text/html"] for out in found if "text/html" in out.get("data", {})]
@@ -60,6 +61,7 @@ def test_the_verdict_stands_at_the_top_and_a_command_line_above_it(executed: Pat
     assert executed.stat().st_size < 1_000_000
 
 
+@pytest.mark.notebook
 def test_every_claim_of_every_step_holds(data: Any) -> None:
     verdict = lab.judge_slot_escalation(data)
     assert verdict.status == "supported", verdict
@@ -71,6 +73,7 @@ def test_every_claim_of_every_step_holds(data: Any) -> None:
     assert busy["deferred_2"] == "1 request: at most 0 deferred; 3 requests: at most 1 deferred"
 
 
+@pytest.mark.notebook
 def test_each_step_is_a_fresh_server_and_nothing_is_warm(data: Any) -> None:
     steps = [arm for arm in data.run["arms"].values() if arm["step"]["kind"] == "step"]
     assert len({arm["server"]["pid"] for arm in steps}) == 2
@@ -80,6 +83,7 @@ def test_each_step_is_a_fresh_server_and_nothing_is_warm(data: Any) -> None:
     assert (requests["cache_n"] == 0).all()
 
 
+@pytest.mark.notebook
 def test_the_answer_is_shown_and_not_kept(data: Any) -> None:
     assert len(data.requests) > 8
     assert all(row["text"] is None and row["prompt"] is None for row in data.requests)
@@ -88,6 +92,7 @@ def test_the_answer_is_shown_and_not_kept(data: Any) -> None:
     assert all(digests)
 
 
+@pytest.mark.notebook
 def test_the_small_pool_is_no_finding_about_the_server(data: Any) -> None:
     text = lab.slot_readings.small_pool_reading(lab.RunFrames(data), "small-client-pool")
     assert "3 requests on 2 slots, yet at most 1 slots were ever busy and 0 requests deferred" in text
@@ -95,6 +100,7 @@ def test_the_small_pool_is_no_finding_about_the_server(data: Any) -> None:
     assert lab.passed_steps(data) == [1, 2]
 
 
+@pytest.mark.notebook
 def test_a_command_line_is_recommended_and_the_wheel_has_no_ceiling(data: Any) -> None:
     frames = lab.RunFrames(data)
     found = lab.recommend_slots(frames)

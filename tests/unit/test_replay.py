@@ -85,6 +85,7 @@ def test_a_sample_is_small_and_says_nothing_of_whose_it_is(sample: Path) -> None
     assert (parameters["model"], parameters["engine"]) == ("smollm2-135m", "embedded")
 
 
+@pytest.mark.notebook
 def test_papermill_replays_a_sample_and_marks_it(tmp_path: Path) -> None:
     executed = replay(LATE, tmp_path / "out.ipynb")
     cells = nbformat.read(executed, as_version=4).cells
