@@ -38,6 +38,7 @@ def environment_of(server: lab.Server) -> dict[str, str]:
     return psutil.Process(server.process and server.process.pid).environ()
 
 
+@pytest.mark.notebook
 def test_a_binary_runs_the_lab_and_its_record_names_it(tmp_path: Path) -> None:
     shim = make_shim(tmp_path)
     run, verdict = run_late_arrival(tmp_path, engine=str(shim))

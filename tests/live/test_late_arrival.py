@@ -127,6 +127,7 @@ def test_a_context_too_small_for_the_plan_is_refused_before_the_load(tmp_path: P
     assert lab.read_run(folder).requests == []
 
 
+@pytest.mark.notebook
 def test_a_long_prompt_stalls_the_running_stream_once_for_each_batch(tmp_path: Path) -> None:
     stalls = {}
     for batch_size in (1024, 256):

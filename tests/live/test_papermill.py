@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import PROJECT
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.notebook]
 NOTEBOOK = PROJECT / "notebooks" / "03_late_arrival.ipynb"
 TOY = ["-p", "model", "toy", "-p", "a_tokens", "1500", "-p", "b_tokens", "200", "-p", "poll_hz", "50"]
 ALLOWED = {"image/png", "text/plain", "text/html"}
@@ -154,7 +154,6 @@ def test_a_string_that_means_true_is_true(tmp_path: Path) -> None:
     assert record(tmp_path)["parameters"]["kv_unified"] is True
 
 
-@pytest.mark.notebook
 def test_strict_fails_the_job_after_the_verdict_is_saved(tmp_path: Path) -> None:
     refuted = [*TOY, "-p", "cont_batching", "False", "-p", "control", "False", "-p", "strict", "True"]
     run = papermill(str(tmp_path / "out.ipynb"), *refuted, "-p", "outputs", str(tmp_path))

@@ -231,7 +231,8 @@ def test_many_requests_are_drawn_with_names_and_colours() -> None:
     data = empty_run(slots_list=[2], requests_list=[12])
     arm = add_load(data, Load(2, 12, tokens=6))
     text = words(spec(lab.slot_lanes, lab.chosen_arms(lab.RunFrames(data), [arm])))
-    assert "L waits" in text
+    assert "J waits 637 ms for a slot" in text
+    assert "L 796 ms" in text
     assert colour("L") in text
     assert "B to L sent, first tokens after" in text
 
