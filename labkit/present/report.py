@@ -113,14 +113,15 @@ def report(
     _refuse_unknown(changes, own)
     rows: list[Row] = []
     for notebook in notebooks:
-        parameters = quick_parameters(notebook, size) | own[notebook]
-        if notebook.stem == COMPARISON:
-            again = _again(rows, notebook.with_name(f"{COMPARED}.ipynb"), folder, progress)
-            parameters |= again
-        outcome = execute(
-            notebook, parameters, progress=progress(notebook.stem), copy=folder / f"{notebook.stem}.ipynb"
-        )
-        rows.append(Row(notebook.stem, with_evidence(outcome)))
+        name, parameters, sides = notebook.stem, quick_parameters(notebook, size) | own[notebook], None
+        if name == COMPARISON:
+            sides = _again(rows, notebook.with_name(f"{COMPARED}.ipynb"), folder, progress)
+        if sides and sides[1].exit_code == INTERRUPTED:
+            name, outcome = f"{COMPARED}.again", sides[1]
+        else:
+            parameters |= _compared(sides)
+            outcome = execute(notebook, parameters, progress=progress(name), copy=folder / f"{name}.ipynb")
+        rows.append(Row(name, with_evidence(outcome)))
         write_index(rows, folder)
         if outcome.exit_code == INTERRUPTED:
             break
@@ -152,15 +153,21 @@ def _refuse_unknown(changes: dict[str, Any], own: dict[Path, dict[str, Any]]) ->
             )
 
 
-def _again(rows: list[Row], notebook: Path, folder: Path, progress: Callable[[str], Progress]) -> dict[str, Any]:
+def _again(
+    rows: list[Row], notebook: Path, folder: Path, progress: Callable[[str], Progress]
+) -> tuple[Outcome, Outcome] | None:
     """Run 03 once more as it was, so that 06 has two runs to compare: what this machine can't tell apart."""
     first = next((row.outcome for row in rows if row.name == COMPARED and row.outcome.folder), None)
     if first is None:
-        return {}
+        return None
     name = f"{COMPARED}.again"
     parameters = {k: v for k, v in first.run["parameters"].items() if k in _listed(notebook) and v is not None}
-    second = execute(notebook, parameters, progress=progress(name), copy=folder / f"{name}.ipynb")
-    return {"before": str(first.folder), "after": str(second.folder)} if second.folder else {}
+    return first, execute(notebook, parameters, progress=progress(name), copy=folder / f"{name}.ipynb")
+
+
+def _compared(sides: tuple[Outcome, Outcome] | None) -> dict[str, Any]:
+    before, after = sides or (None, None)
+    return {"before": str(before.folder), "after": str(after.folder)} if before and after and after.folder else {}
 
 
 def _listed(notebook: Path) -> set[str]:
