@@ -165,15 +165,25 @@ def _interrupted() -> tuple[str, str]:
     return "KeyboardInterrupt", "interrupted; what was seen until then is kept"
 
 
+def quiet_kernels() -> type:
+    """Return a manager of kernels that don't warn, on each start, that their loopback sockets are plain text."""
+    from jupyter_client.manager import AsyncKernelManager
+
+    class Quiet(AsyncKernelManager):  # type: ignore[misc]
+        def format_kernel_cmd(self, extra_arguments: list[str] | None = None) -> list[str]:
+            quiet = ["--log-level=ERROR"] if self.kernel_name == "python3" else []
+            return list(super().format_kernel_cmd([*(extra_arguments or []), *quiet]))
+
+    return Quiet
+
+
 @contextmanager
 def _interruptible() -> Iterator[tuple[type, list[int]]]:
     """Hand Ctrl-C on to the kernel, so that its cell ends as it does in JupyterLab; a second one ends the kernel."""
-    from jupyter_client.manager import AsyncKernelManager
-
     made: list[Any] = []
     signals: list[int] = []
 
-    class Kernels(AsyncKernelManager):  # type: ignore[misc]
+    class Kernels(quiet_kernels()):  # type: ignore[misc]
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings)
             made.append(self)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from labkit.errors import ParameterError
 from labkit.measure.record import project_folder, read_run_json
+from labkit.present.execute import quiet_kernels
 from labkit.present.judges import judge_of
 from labkit.present.unpack import opened
 
@@ -35,5 +36,7 @@ def replay(recorded: Path | str, out: Path | str) -> Path:
             raise ParameterError(f"there is no {source}", hint="run it from the kit's own folder")
         out.parent.mkdir(parents=True, exist_ok=True)
         parameters = {"replay": str(folder), "outputs": str(out.parent)}
-        papermill.execute_notebook(source, out, parameters, progress_bar=False, cwd=str(source.parent))
+        papermill.execute_notebook(
+            source, out, parameters, progress_bar=False, cwd=str(source.parent), kernel_manager_class=quiet_kernels()
+        )
     return out

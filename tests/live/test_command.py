@@ -63,6 +63,7 @@ def test_0_supported_with_everything_in_the_run_folder(supported: Any) -> None:
     assert names_in(folder / "runs") == {"03_late_arrival"}  # no copy is left elsewhere
     assert "03_late_arrival: treatment: sending 2 requests" in done.stderr
     assert "\x1b" not in done.stderr + done.stdout
+    assert all(line.startswith("03_late_arrival: ") for line in done.stderr.splitlines()), done.stderr
 
 
 @pytest.mark.full
