@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,3 +58,11 @@ def test_importing_labkit_loads_nothing_heavy() -> None:
 def test_modules_stay_small(project: Path) -> None:
     sizes = {path: len(path.read_text().splitlines()) for path in (project / "labkit").rglob("*.py")}
     assert max(sizes.values()) < 400, max(sizes, key=lambda path: sizes[path])
+
+
+def test_no_merge_was_left_half_done(project: Path) -> None:
+    kinds = (".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".ipynb")
+    files = [path for room in ("labkit", "tests", "params", "notebooks") for path in (project / room).rglob("*")]
+    for path in [*files, *project.glob("*.*")]:
+        if path.suffix in kinds and path.is_file():
+            assert not re.search(r"^(<{7}|>{7}) ", path.read_text("utf-8"), re.MULTILINE), path
