@@ -72,7 +72,8 @@ class _Arm:
         self.deferred = list(dict.fromkeys(self.phases[self.phases["phase"] == "deferred"]["label"]))
         self.slots = self._slots()
         # arrivals have a row of their own; each deferred request one more
-        self.row = (QUEUE_PX if len(self.deferred) <= MANY_WAIT else CROWDED_PX) / LANE_PX
+        self.crowded = len(self.deferred) > MANY_WAIT
+        self.row = (CROWDED_PX if self.crowded else QUEUE_PX) / LANE_PX
         self.queue = QUEUE_PX / LANE_PX + self.row * len(self.deferred)
         self.height = self.queue + len(self.slots)
 
@@ -334,15 +335,14 @@ class _Arm:
             for row in self._spans("waiting")
             if row["x2"] - row["x"] > 0.2 * self.end_s
         ]
-        size = 12 if len(self.deferred) <= MANY_WAIT else 10.5
-        return [self._text(waits, dx=5, fontSize=size), self._text(held, dx=8)]
+        return [self._text(waits, dx=5, fontSize=10.5 if self.crowded else 12), self._text(held, dx=8)]
 
     def _wait(self, span: Any) -> dict[str, Any]:
         """Name one wait behind its end; inside it where there is no room behind, if its row is high enough."""
         row = {"x": float(span.end_s), "y": self._queue_row(span.label) + self.row / 2}
         time = seconds_text(span.end_s - span.start_s)
         long = span.end_s >= 0.8 * self.end_s
-        if long and len(self.deferred) > MANY_WAIT:
+        if long and self.crowded:
             return row | {"text": f"{span.label} {time}"}
         row |= {"x": float(span.start_s) + 0.004 * self.end_s} if long else {}
         return row | {"text": f"{span.label} waits {time} for a slot"}

@@ -7,6 +7,7 @@ from typing import Any
 
 from labkit.analyze.frames import RunFrames, known
 from labkit.analyze.lanes import seconds_text
+from labkit.analyze.rows import in_main_memory, kv_devices
 
 
 def run_facts(frames: RunFrames) -> str:
@@ -31,7 +32,7 @@ def run_facts(frames: RunFrames) -> str:
 
 def _computes_on(effective: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
     cores = f"{machine['cores']} CPU cores"
-    on_gpu = any(not str(device).startswith("CPU") for device in effective.get("kv_devices") or [])
+    on_gpu = not all(map(in_main_memory, kv_devices(effective)))
     gpus = dict.fromkeys(gpu["name"] for gpu in machine.get("gpus") or [] if on_gpu)
     return ", ".join([*gpus, cores])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from labkit.analyze.freshness import fresh_progress
@@ -23,6 +24,20 @@ class RunRows(Protocol):
     def metrics(self) -> list[dict[str, Any]]: ...
     @property
     def memory(self) -> list[dict[str, Any]]: ...
+
+
+def kv_devices(effective: Mapping[str, Any]) -> list[str]:
+    """Return the names of the devices that hold a server's KV cache; none where its log doesn't tell.
+
+    Args:
+        effective: an arm's `server.effective` in run.json.
+    """
+    return [str(device) for device in effective.get("kv_devices") or []]
+
+
+def in_main_memory(device: str) -> bool:
+    """Return whether a device of that name is main memory (ggml's CPU backend calls its buffers CPU and more)."""
+    return device.startswith("CPU")
 
 
 def timing(request: dict[str, Any], name: str) -> float | None:

@@ -111,17 +111,19 @@ def report(
     """
     own = {notebook: _own(notebook, changes) for notebook in notebooks}
     _refuse_unknown(changes, own)
+
+    def run(notebook: Path, parameters: dict[str, Any], name: str) -> Outcome:
+        return execute(notebook, parameters, progress=progress(name), copy=folder / f"{name}.ipynb")
+
     rows: list[Row] = []
     for notebook in notebooks:
-        name, parameters, sides = notebook.stem, quick_parameters(notebook, size) | own[notebook], None
-        if name == COMPARISON:
-            sides = _again(rows, notebook.with_name(f"{COMPARED}.ipynb"), folder, progress)
-        if sides and sides[1].exit_code == INTERRUPTED:
-            name, outcome = f"{COMPARED}.again", sides[1]
+        parameters = quick_parameters(notebook, size) | own[notebook]
+        first = next((row.outcome for row in rows if row.name == COMPARED and row.outcome.folder), None)
+        if notebook.stem == COMPARISON and first:
+            outcome = _compare(notebook, parameters, first, run)
         else:
-            parameters |= _compared(sides)
-            outcome = execute(notebook, parameters, progress=progress(name), copy=folder / f"{name}.ipynb")
-        rows.append(Row(name, with_evidence(outcome)))
+            outcome = run(notebook, parameters, notebook.stem)
+        rows.append(Row(outcome.notebook.stem, with_evidence(outcome)))
         write_index(rows, folder)
         if outcome.exit_code == INTERRUPTED:
             break
@@ -153,21 +155,18 @@ def _refuse_unknown(changes: dict[str, Any], own: dict[Path, dict[str, Any]]) ->
             )
 
 
-def _again(
-    rows: list[Row], notebook: Path, folder: Path, progress: Callable[[str], Progress]
-) -> tuple[Outcome, Outcome] | None:
+def _compare(
+    comparison: Path, parameters: dict[str, Any], first: Outcome, run: Callable[[Path, dict[str, Any], str], Outcome]
+) -> Outcome:
     """Run 03 once more as it was, so that 06 has two runs to compare: what this machine can't tell apart."""
-    first = next((row.outcome for row in rows if row.name == COMPARED and row.outcome.folder), None)
-    if first is None:
-        return None
-    name = f"{COMPARED}.again"
-    parameters = {k: v for k, v in first.run["parameters"].items() if k in _listed(notebook) and v is not None}
-    return first, execute(notebook, parameters, progress=progress(name), copy=folder / f"{name}.ipynb")
-
-
-def _compared(sides: tuple[Outcome, Outcome] | None) -> dict[str, Any]:
-    before, after = sides or (None, None)
-    return {"before": str(before.folder), "after": str(after.folder)} if before and after and after.folder else {}
+    notebook = comparison.with_name(f"{COMPARED}.ipynb")
+    listed = _listed(notebook)
+    same = {k: v for k, v in first.run["parameters"].items() if k in listed and v is not None}
+    second = run(notebook, same, f"{COMPARED}.again")
+    if second.exit_code == INTERRUPTED:
+        return second
+    sides = {"before": str(first.folder), "after": str(second.folder)} if second.folder else {}
+    return run(comparison, parameters | sides, comparison.stem)
 
 
 def _listed(notebook: Path) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from labkit.analyze.rows import RunRows
+from labkit.analyze.rows import RunRows, kv_devices
 from labkit.analyze.verdict import INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED, Check, Verdict
 
 SMOKE, DEFAULTS = "smoke", "defaults"
@@ -61,7 +61,7 @@ class _Record:
 
     @property
     def devices(self) -> list[str]:
-        return list((self.server.get("effective") or {}).get("kv_devices") or [])
+        return kv_devices(self.server.get("effective") or {})
 
 
 def build_name(number: int | None, commit: str | None) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.analyze.kv import TOLERANCE, agrees
 from labkit.analyze.kv_modes.gpu_memory import gpu_check
-from labkit.analyze.kv_modes.view import CUT, EXHAUSTED, REFUSED, SERVED, Fate, KvArm
+from labkit.analyze.kv_modes.view import EXHAUSTED, REFUSED, SERVED, Fate, KvArm
 from labkit.analyze.rows import RunRows
 from labkit.analyze.verdict import INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED, Check, Verdict
 from labkit.settings.context import PADDING_CELLS, Context
@@ -179,7 +179,7 @@ def _not_reserved(arms: dict[str, KvArm], stop: tuple[str, str] | None) -> Check
     (fate, *_), context = arm.fates, arm.measured
     assert context is not None  # else there was trouble
     share, held = context.pool_cells // context.slots, arm.cells_of(fate.label)
-    seen = f"{fate.label} with {fate.prompt:,} prompt tokens: {_words(fate)}; an equal share is {share:,} cells"
+    seen = f"{fate.label} with {fate.prompt:,} prompt tokens: {fate.words}; an equal share is {share:,} cells"
     if fate.prompt <= share:
         return check.is_(INCONCLUSIVE, seen, "it was no longer than a share", "a larger long_prompt_tokens")
     if fate.outcome == REFUSED and fate.prompt < context.slot_cells:
@@ -204,8 +204,8 @@ def _long(arms: dict[str, KvArm], stop: tuple[str, str] | None) -> Check:
     served, refused = one.fates[0], other.fates[0]
     pool, box = (int(arm.effective["slot_cells"]) for arm in (one, other))
     seen = (
-        f"{served.prompt:,} prompt tokens and {served.answer} of answer: {_words(served)} by the pool of {pool:,}"
-        f" cells, {_words(refused)} by the box of {box:,}"
+        f"{served.prompt:,} prompt tokens and {served.answer} of answer: {served.words} by the pool of {pool:,}"
+        f" cells, {refused.words} by the box of {box:,}"
     )
     if served.prompt != refused.prompt:
         return check.is_(INCONCLUSIVE, seen, "the two servers count its prompt differently", AGAIN)
@@ -242,13 +242,9 @@ def _fates(arms: dict[str, KvArm], stop: tuple[str, str] | None) -> Check:
     return check.is_(SUPPORTED, seen, f"all {sum(len(arm.fates) for arm in ran)} by the rule")
 
 
-def _words(fate: Fate) -> str:
-    return {SERVED: "served", REFUSED: "refused", CUT: "cut at its slot's end"}.get(fate.outcome, fate.outcome)
-
-
 def counted(fates: list[Fate]) -> str:
     """Return how many requests were served, refused, cut and so on, in words."""
-    words = [_words(fate) for fate in fates if fate.outcome != SERVED]
+    words = [fate.words for fate in fates if fate.outcome != SERVED]
     others = [f", {words.count(word)} {word}" for word in dict.fromkeys(words)]
     return f"{len(fates) - len(words)} of {len(fates)} served{''.join(others)}"
 

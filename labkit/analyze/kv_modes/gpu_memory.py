@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from labkit.analyze.kv import TOLERANCE
 from labkit.analyze.kv_modes.view import KvArm
+from labkit.analyze.rows import in_main_memory, kv_devices
 from labkit.analyze.verdict import INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED, Check
 
 MIB = 2**20
@@ -37,8 +38,8 @@ def _not_here(base: KvArm) -> Outcome | None:
         return NOT_TESTED, "not sampled", "no server to compare with was started", ""
     if not _gpus(base):
         return NOT_TESTED, "not sampled", "no NVIDIA GPU on this machine", ""
-    devices = base.effective.get("kv_devices") or ()
-    if devices and all(str(device).startswith("CPU") for device in devices):
+    devices = kv_devices(base.effective)
+    if devices and all(map(in_main_memory, devices)):
         return NOT_TESTED, "not judged", "these servers keep their KV cache in main memory, not on the GPU", ""
     if base.kv.bytes is None:
         return NOT_TESTED, "not judged", f"the KV memory is not predicted: {base.kv.why}", ""
@@ -85,7 +86,7 @@ def gpu_compute_bytes(arm: KvArm) -> int | None:
     buffers = arm.effective.get("compute_by_device")
     if not buffers:
         return None
-    return sum(int(n) for device, n in buffers.items() if not device.startswith("CPU") and "Host" not in device)
+    return sum(int(n) for device, n in buffers.items() if not in_main_memory(device) and "Host" not in device)
 
 
 def held_bytes(arm: KvArm) -> int | None:

@@ -8,7 +8,7 @@ from labkit.analyze.frames import RunFrames
 from labkit.analyze.kv_modes.charts import NO_LOAD, SHAPES, colour_of
 from labkit.analyze.kv_modes.claims import LOADED
 from labkit.analyze.kv_modes.tables import ROWS, gpu_bytes, resident_bytes
-from labkit.analyze.kv_modes.view import ENDINGS, KvArm
+from labkit.analyze.kv_modes.view import KvArm
 from labkit.analyze.palette import CROSS, INK, QUIET_INK, WIDTH, Datasets, finish, nothing_to_draw
 
 MIB = 2**20
@@ -41,7 +41,7 @@ def lengths_that_fit(frames: RunFrames, *, title: str, subtitle: list[str]) -> A
         for fate in view.fates:
             good = fate.outcome in SHAPES
             facts = {"x": fate.prompt + fate.answer, "row": name, "label": fate.label, "good": good}
-            text = fate.label if good else f"{fate.label} {ENDINGS.get(fate.outcome, fate.outcome)}"
+            text = fate.label if good else f"{fate.label} {fate.words}"
             marks.append(facts | {"text": text, "colour": colour_of(fate.label, labels)})
     legend = "circle: served · cross: not served · bar: where a slot ends"
     datasets = Datasets()

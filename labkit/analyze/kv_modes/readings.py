@@ -20,7 +20,7 @@ from labkit.analyze.kv_modes.claims import (
     kv_stop_reason,
 )
 from labkit.analyze.kv_modes.tables import ROWS, gpu_bytes, mode_name, resident_bytes
-from labkit.analyze.kv_modes.view import ENDINGS, REFUSED, SERVED, KvArm
+from labkit.analyze.kv_modes.view import REFUSED, SERVED, KvArm
 from labkit.analyze.readings import run_facts
 from labkit.analyze.rows import RunRows
 
@@ -82,10 +82,7 @@ def fits_reading(data: RunRows) -> str:
         lost = [fate for fate in arm.fates if fate.outcome != SERVED]
         cells = f"a slot of {arm.effective.get('slot_cells') or 0:,} cells"
         if lost:
-            listed = ", ".join(
-                f"{fate.label} {ENDINGS.get(fate.outcome, fate.outcome)} ({fate.prompt:,} + {fate.answer} cells)"
-                for fate in lost
-            )
+            listed = ", ".join(f"{fate.label} {fate.words} ({fate.prompt:,} + {fate.answer} cells)" for fate in lost)
             sentences.append(f"{ROWS[name].capitalize()}, {cells}: {listed}.")
         else:
             sentences.append(f"{ROWS[name].capitalize()}, {cells}: all {len(arm.fates)} served.")

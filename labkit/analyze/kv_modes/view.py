@@ -11,7 +11,6 @@ from labkit.settings.context import Context
 
 Trouble = tuple[str, str]
 SERVED, REFUSED, CUT, EXHAUSTED = "completed", "does_not_fit", "slot_limit", "pool exhausted"
-ENDINGS = {REFUSED: "refused", CUT: "cut at the slot's limit"}  # in a reader's words
 EXCEEDED = "Context size has been exceeded"
 BROKEN = ("disconnected", "stalled", "cancelled", "not_sent", "overrun")
 
@@ -36,6 +35,11 @@ class Fate:
     def as_expected(self) -> bool:
         """Whether it went by the rule."""
         return self.outcome in self.expected
+
+    @property
+    def words(self) -> str:
+        """What became of it, in a reader's words."""
+        return {SERVED: "served", REFUSED: "refused", CUT: "cut at its slot's end"}.get(self.outcome, self.outcome)
 
 
 class KvArm:

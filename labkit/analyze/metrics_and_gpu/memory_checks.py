@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.analyze.metrics_and_gpu.view import CounterArm
+from labkit.analyze.rows import in_main_memory, kv_devices
 from labkit.analyze.verdict import INCONCLUSIVE, NOT_TESTED, REFUTED, SUPPORTED, Check
 
 MIB = 2**20
@@ -107,8 +108,8 @@ def _not_sampled(arm: CounterArm) -> tuple[str, str, str, str] | None:
 
 def _elsewhere(arm: CounterArm) -> tuple[str, str, str, str] | None:
     # the host's side of a GPU backend grows on its own: staging buffers, the driver's tables
-    devices = [str(device) for device in arm.rows.effective.get("kv_devices") or []]
-    if devices and not any(device.startswith("CPU") for device in devices):
+    devices = kv_devices(arm.rows.effective)
+    if devices and not any(map(in_main_memory, devices)):
         return NOT_TESTED, "not judged", f"the KV cache is on {', '.join(devices)}, not in main memory", ""
     return None
 
@@ -116,8 +117,8 @@ def _elsewhere(arm: CounterArm) -> tuple[str, str, str, str] | None:
 def _no_gpu(arm: CounterArm) -> tuple[str, str, str, str] | None:
     if not any(row["gpus"] for row in arm.memory):
         return NOT_TESTED, "not sampled", "no NVIDIA GPU on this machine", ""
-    devices = arm.rows.effective.get("kv_devices") or []
-    if devices and all(str(device).startswith("CPU") for device in devices):
+    devices = kv_devices(arm.rows.effective)
+    if devices and all(map(in_main_memory, devices)):
         return NOT_TESTED, "not judged", "this server keeps its KV cache in main memory, not on the GPU", ""
     return None
 
@@ -141,10 +142,10 @@ def _flat(arm: CounterArm, kind: str, limit_mib: float) -> tuple[str, str, str, 
 
 def _meaning(arm: CounterArm, kind: str, limit_mib: float) -> str:
     cells = cells_mib(arm)
-    devices = [str(device) for device in arm.rows.effective.get("kv_devices") or []]
+    devices = kv_devices(arm.rows.effective)
     if not devices and any(row["gpus"] for row in arm.memory):
         return "it is flat; whether the KV cache is there isn't known, so that says nothing about it"
-    if kind == "resident_bytes" and not all(device.startswith("CPU") for device in devices):
+    if kind == "resident_bytes" and not all(map(in_main_memory, devices)):
         return f"it is flat; the KV cache is on {', '.join(devices)}, so that says nothing about it"
     if cells is None:
         return "it is flat; what the load's KV cells take is not known, so that says nothing about them"
